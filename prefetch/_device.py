@@ -1,0 +1,108 @@
+"""Devices and streams: the only module that names a device type.
+
+Everything goes through the device-generic API (``torch.accelerator``, ``torch.Stream``, ``torch.Event``), so that
+every accelerator runs the same lines.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+import torch
+
+# Named, not probed for: a failure to make a stream elsewhere is a fault to show, not a capability to work around.
+_WITHOUT_STREAMS = frozenset({"mps"})
+_REMEDY = (
+    "pass device=None for the current accelerator (the CPU where there is none), or check the torch build and driver"
+)
+
+
+def resolve(device: torch.device | str | int | None) -> torch.device:
+    """The device that an argument ``device`` means, with its index frozen at the caller's current one.
+
+    Args:
+        device: ``None`` for the current accelerator, or the CPU where there is none; an index of the current
+            accelerator; a ``torch.device`` or its name.
+
+    Raises:
+        TypeError: ``device`` is of another type.
+        ValueError: ``device`` is no device name, or a negative index.
+        RuntimeError: ``device`` is an accelerator that is not there.
+    """
+    if device is None:
+        accelerator = torch.accelerator.current_accelerator(check_available=True)
+        return torch.device("cpu") if accelerator is None else _indexed(accelerator)
+    if isinstance(device, bool) or not isinstance(device, (torch.device, str, int)):
+        raise TypeError(f"device must be a torch.device, a name such as 'cuda:0', an index or None, got {device!r}")
+    if isinstance(device, int) and device < 0:
+        raise ValueError(f"device must be an index from 0 upwards, got {device!r}")
+    if isinstance(device, int):
+        accelerator = torch.accelerator.current_accelerator(check_available=True)
+        if accelerator is None:
+            raise RuntimeError(f"device={device!r} needs an accelerator and there is none; {_REMEDY}")
+        wanted = torch.device(accelerator.type, device)
+    else:
+        try:
+            wanted = torch.device(device)
+        except RuntimeError as error:
+            raise ValueError(f"device must name a device such as 'cpu' or 'cuda:0', got {device!r}") from error
+    if is_host(wanted):
+        return torch.device("cpu")
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is None or accelerator.type != wanted.type:
+        there = "there is no accelerator" if accelerator is None else f"the accelerator is {accelerator.type!r}"
+        raise RuntimeError(f"device={device!r} is not available: {there}; {_REMEDY}")
+    count = torch.accelerator.device_count()
+    if wanted.index is not None and wanted.index >= count:
+        raise RuntimeError(f"device={device!r} is not available: {count} {wanted.type!r} device(s) found; {_REMEDY}")
+    return _indexed(wanted)
+
+
+def _indexed(device: torch.device) -> torch.device:
+    if device.index is not None:
+        return device
+    return torch.device(device.type, torch.accelerator.current_device_index())
+
+
+def is_host(device: torch.device) -> bool:
+    """Whether tensors of this device live in host memory."""
+    return device.type == "cpu"
+
+
+def new_stream(device: torch.device) -> torch.Stream | None:
+    """A side stream of an accelerator, or ``None`` for one without streams."""
+    return None if device.type in _WITHOUT_STREAMS else torch.Stream(device)
+
+
+def current_stream(device: torch.device) -> torch.Stream:
+    """The stream of ``device`` on which the calling thread works at this moment."""
+    return torch.accelerator.current_stream(device.index)  # for an index torch takes a shorter way
+
+
+class on_stream:  # noqa: N801 - a context manager, named like torch's own
+    """Make a stream and its device current, and restore exactly what the thread had before.
+
+    One object for each use: ``with stream:`` keeps its memory of what to restore in the stream object, which two
+    threads (any version), or two levels (torch 2.7 to 2.9), would overwrite for each other.
+    """
+
+    __slots__ = ("_before", "_device", "_index", "_stream")
+
+    def __init__(self, stream: torch.Stream) -> None:
+        self._stream = stream
+        self._index = stream.device.index
+        # Unlike set_device_index, this restores without waking a device that was never used.
+        self._device = torch.accelerator.device_index(self._index)
+
+    def __enter__(self) -> torch.Stream:
+        """Returns the stream of that device that was current before."""
+        self._before = torch.accelerator.current_stream(self._index)
+        self._device.__enter__()
+        torch.accelerator.set_stream(self._stream)
+        return self._before
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        torch.accelerator.set_stream(self._before)
+        self._device.__exit__(kind, error, trace)

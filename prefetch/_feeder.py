@@ -1,0 +1,65 @@
+"""Who advances the loader: in the caller's thread, when the caller asks."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, TypeVar
+
+Issued = TypeVar("Issued")
+
+
+class InlineFeeder(Generic[Issued]):
+    """Keeps up to ``look_ahead`` issued batches beyond the one that is taken.
+
+    An error of the loader, or of issuing a batch, takes that batch's place: it is raised when its turn comes, and
+    the loader is not asked again before. What is no ``Exception`` (Ctrl-C) is raised at once.
+
+    Args:
+        iterator: The loader's iterator; dropped when it ends, so that its workers end too.
+        issue: Starts the transfer of one host batch. Must not refer to the feeder: the end of a pass rests on
+            reference counts.
+        look_ahead: Batches beyond the one taken.
+    """
+
+    def __init__(self, iterator: Iterator[Any], issue: Callable[[Any], Issued], look_ahead: int) -> None:
+        self._iterator: Iterator[Any] | None = iterator
+        self._issue = issue
+        self._look_ahead = look_ahead
+        self._queue: deque[Issued | Exception] = deque()
+
+    def take(self) -> Issued:
+        """The next issued batch.
+
+        Raises:
+            StopIteration: There is none, now and ever after.
+            Exception: What the loader or ``issue`` raised in this batch's place.
+        """
+        while len(self._queue) <= self._look_ahead and not self._is_blocked():
+            self._fetch()
+        if not self._queue:
+            raise StopIteration
+        first = self._queue.popleft()
+        if isinstance(first, Exception):
+            try:
+                raise first
+            finally:
+                del first  # its traceback holds this frame
+        return first
+
+    def close(self) -> None:
+        """Let go of the loader's iterator and of all batches not taken."""
+        self._iterator = None
+        self._queue.clear()
+
+    def _is_blocked(self) -> bool:
+        return self._iterator is None or (bool(self._queue) and isinstance(self._queue[-1], Exception))
+
+    def _fetch(self) -> None:
+        assert self._iterator is not None
+        try:
+            self._queue.append(self._issue(next(self._iterator)))
+        except StopIteration:
+            self._iterator = None
+        except Exception as error:  # noqa: BLE001 - raised in its turn by take()
+            self._queue.append(error)

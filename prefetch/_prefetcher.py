@@ -1,0 +1,210 @@
+"""The wrapper around a loader: arguments, delegation, and one pass after the other."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any, Generic, Literal, SupportsIndex, TypeVar, get_args
+
+import torch
+
+from prefetch._device import is_host, new_stream, resolve
+from prefetch._epoch import Lane, PlainEpoch, SideStreamEpoch
+from prefetch._transfer import MEMORY_FORMAT_DIMS, Transfer
+
+T = TypeVar("T")
+
+Memory = Literal["record_stream"]
+
+# Passed on, these would describe the batches fetched, not the batches delivered: a resume would skip the look-ahead.
+_NOT_DELEGATED = frozenset({"state_dict", "load_state_dict"})
+
+
+class CUDAPrefetcher(Generic[T]):
+    """Iterate over ``loader`` with batches that already live on the device.
+
+    While the device computes on one batch, the next ones are copied on a side stream. On the CPU the loader's batches
+    pass through, and random numbers are drawn exactly as without the prefetcher.
+
+    Example:
+        >>> loader = torch.utils.data.DataLoader(range(4), batch_size=2)
+        >>> loader = CUDAPrefetcher(loader, device="cpu")  # no device: the accelerator, where there is one
+        >>> [batch.tolist() for batch in loader]
+        [[0, 1], [2, 3]]
+
+    Batches keep their nesting: tensors of any shape, layout and type, mappings, named and plain tuples, lists and
+    other sequences, dataclasses, ``PackedSequence``, and objects with a method ``.to(device)``, which is called;
+    anything else is passed on as it is. Two references to one tensor stay two references to one tensor. The loader's
+    batch is never written to. A leaf that requires gradients arrives as a leaf that requires gradients.
+
+    A batch can be used on the stream that is current when it is asked for, and on others after the usual
+    ``wait_stream`` and ``record_stream``. Device memory holds at most ``prefetch_batches + 3`` batches, as long as no
+    more than one is kept by the caller: before it allocates a batch, the host waits for the last step but one.
+
+    Every other attribute (``dataset``, ``sampler``, ``batch_size``, ...) is the loader's.
+
+    Args:
+        loader: Anything that can be iterated over, best a ``DataLoader`` with ``pin_memory=True``: only pinned memory
+            is copied while the host goes on. [1]_
+        device: Where batches go. ``None``: the current accelerator, or the CPU where there is none. A name without an
+            index ("cuda") means the device that is current now. An index means that accelerator.
+        prefetch_batches: How many batches may be on the device, or on their way, beyond the one in use. With 0 there
+            is no look-ahead: the loader is asked for a batch when the caller asks.
+        memory: Who owns the device memory. ``"record_stream"``: it is allocated on the side stream, and
+            ``Tensor.record_stream`` keeps it from being reused before the consumer's kernels are done. [2]_
+        transform: Called on each device batch, on the side stream, under ``torch.no_grad``. Its result takes the
+            batch's place. Tensors that it closes over must be ready on the current stream when a pass starts.
+        dtype: Floating-point type to which floating leaves are cast, on the device, after the copy.
+        memory_format: As in ``Tensor.to``: ``torch.channels_last`` for 4-D leaves, ``torch.channels_last_3d`` for 5-D
+            leaves, ``torch.contiguous_format`` for both. Objects with their own ``.to`` are neither cast nor
+            reformatted.
+        skip_keys: Mapping keys and field names whose values stay as the loader made them. Keys inside of objects with
+            their own ``.to`` are not seen.
+
+    Raises:
+        TypeError: An argument is of the wrong type; ``loader`` cannot be iterated over.
+        ValueError: An argument has a value that is not allowed.
+        RuntimeError: ``device`` is an accelerator that is not there.
+
+    .. [1] PyTorch, "A guide on good usage of non_blocking and pin_memory()".
+    .. [2] PyTorch, documentation of ``torch.Tensor.record_stream``.
+    """
+
+    __module__ = "prefetch"
+
+    def __init__(
+        self,
+        loader: Iterable[T],
+        device: torch.device | str | int | None = None,
+        *,
+        prefetch_batches: int = 2,
+        memory: Memory = "record_stream",
+        transform: Callable[[T], Any] | None = None,
+        dtype: torch.dtype | None = None,
+        memory_format: torch.memory_format | None = None,
+        skip_keys: Collection[str] = (),
+    ) -> None:
+        _check_loader(loader)
+        _check_memory(memory)
+        _check_transform(transform)
+        _check_dtype(dtype)
+        _check_memory_format(memory_format)
+        self._prefetch_batches = _checked_prefetch_batches(prefetch_batches)
+        skipped = _checked_skip_keys(skip_keys)
+        self._device = resolve(device)
+        self._loader = loader
+        self._transfer = Transfer(
+            self._device, transform=transform, dtype=dtype, memory_format=memory_format, skip_keys=skipped
+        )
+        self._lane: Lane | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the batches are: the CPU, or an accelerator with its index."""
+        return self._device
+
+    def __iter__(self) -> Iterator[T]:
+        """Start a pass: the loader's own pass starts now, in this thread.
+
+        The iterator has a method ``close()``, which ends the pass early; letting go of the iterator does the same.
+        """
+        if self._lane is None and not is_host(self._device):
+            stream = new_stream(self._device)
+            if stream is not None:
+                self._lane = Lane(self._device, stream, self._transfer)
+        if self._lane is None:
+            return PlainEpoch(iter(self._loader), self._transfer)
+        return SideStreamEpoch(iter(self._loader), self._lane, self._prefetch_batches)
+
+    def __len__(self) -> int:
+        """The loader's length.
+
+        Raises:
+            TypeError: The loader has none.
+        """
+        return len(self._loader)  # type: ignore[arg-type]
+
+    def __bool__(self) -> bool:
+        """As the loader: defining a length must not make a loader without one raise here."""
+        return bool(self._loader)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the loader, its sampler, its batch sampler and that one's sampler, where they want to know it."""
+        batch_sampler = getattr(self._loader, "batch_sampler", None)
+        holders = (
+            self._loader,
+            getattr(self._loader, "sampler", None),
+            batch_sampler,
+            getattr(batch_sampler, "sampler", None),
+        )
+        for taker in {id(holder): holder for holder in holders}.values():
+            if callable(set_epoch := getattr(taker, "set_epoch", None)):
+                set_epoch(epoch)
+
+    def __getattr__(self, name: str) -> Any:
+        # Only called for what is not found here. During unpickling there is no loader yet.
+        if name in _NOT_DELEGATED:
+            raise AttributeError(
+                f"{type(self).__name__!r} has no attribute {name!r}: the loader's own would count the batches that are "
+                "looked ahead as delivered"
+            )
+        if "_loader" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything but the side stream, which belongs to this process."""
+        return self.__dict__ | {"_lane": None}
+
+
+def _check_loader(loader: object) -> None:
+    kind = type(loader)
+    if not hasattr(kind, "__iter__") and not hasattr(kind, "__getitem__"):
+        raise TypeError(f"loader must be iterable, such as a DataLoader, got {loader!r}")
+
+
+def _check_memory(memory: object) -> None:
+    policies = get_args(Memory)
+    if memory not in policies:
+        raise ValueError(f"memory must be one of {policies}, got {memory!r}")
+
+
+def _check_transform(transform: object) -> None:
+    if transform is not None and not callable(transform):
+        raise TypeError(f"transform must be callable or None, got {transform!r}")
+
+
+def _check_dtype(dtype: object) -> None:
+    if dtype is None:
+        return
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"dtype must be a torch.dtype or None, got {dtype!r}")
+    if not dtype.is_floating_point:
+        raise ValueError(f"dtype must be a floating-point type, since only floating leaves are cast, got {dtype!r}")
+
+
+def _check_memory_format(memory_format: object) -> None:
+    if memory_format is not None and memory_format not in MEMORY_FORMAT_DIMS:
+        raise TypeError(f"memory_format must be a torch.memory_format or None, got {memory_format!r}")
+
+
+def _checked_prefetch_batches(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        raise TypeError(f"prefetch_batches must be an integer, got {value!r}")
+    count = operator.index(value)
+    if count < 0:
+        raise ValueError(f"prefetch_batches must be 0 or more, got {count}")
+    return count
+
+
+def _checked_skip_keys(skip_keys: object) -> frozenset[str]:
+    if isinstance(skip_keys, str):
+        raise TypeError(
+            f"skip_keys must be a collection of keys such as ({skip_keys!r},), got the string {skip_keys!r}"
+        )
+    if not isinstance(skip_keys, Collection):
+        raise TypeError(f"skip_keys must be a collection of strings, got {skip_keys!r}")
+    for key in skip_keys:
+        if not isinstance(key, str):
+            raise TypeError(f"skip_keys must hold strings, got {key!r} in {skip_keys!r}")
+    return frozenset(skip_keys)
