@@ -78,7 +78,8 @@ class _Collector:
         self._seen: dict[int, Any] = {}  # by id; the objects are held, so that no id is used twice
 
     def leaf(self, tensor: torch.Tensor) -> torch.Tensor:
-        self.found += (part for part in memory_of(tensor) if part.device == self._device)
+        if tensor.device == self._device:
+            self.found += memory_of(tensor)
         return tensor
 
     def other(self, obj: Any) -> Any:
@@ -184,9 +185,10 @@ def _mapping(node: Any, visitor: Visitor) -> Any:
 
 
 def _packed_sequence(node: Any, visitor: Visitor) -> Any:
-    visited, changed = _changes(zip(node._fields, node, strict=True), visitor)
-    visited["batch_sizes"] = node.batch_sizes  # torch requires it on the CPU
-    return type(node)._make(visited.values()) if changed else node
+    fields = node._asdict()
+    del fields["batch_sizes"]  # torch requires it on the CPU
+    visited, changed = _changes(fields.items(), visitor)
+    return node._replace(**visited) if changed else node
 
 
 def _named_tuple(node: Any, visitor: Visitor) -> Any:
@@ -310,12 +312,13 @@ def _stored(obj: Any) -> dict[str, Any]:
 
 
 def memory_of(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The strided tensors that own the memory of a tensor of any layout or wrapper class."""
+    """The strided tensors that own a tensor's memory on its device, whatever its layout or wrapper class."""
     if type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.is_nested:
         return [tensor]
     if is_traceable_wrapper_subclass(tensor):  # jagged nested tensors, DTensor, quantised tensors
         names, _ = tensor.__tensor_flatten__()
-        return [part for name in names for part in memory_of(getattr(tensor, name))]
+        parts = [getattr(tensor, name) for name in names]  # some stay on the host: jagged ones keep lengths there
+        return [memory for part in parts if part.device == tensor.device for memory in memory_of(part)]
     if tensor.is_nested:
         return [tensor.values()]
     if tensor.layout is torch.strided:

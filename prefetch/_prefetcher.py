@@ -10,7 +10,7 @@ import torch
 
 from prefetch._device import is_host, new_stream, resolve
 from prefetch._epoch import Lane, PlainEpoch, SideStreamEpoch
-from prefetch._transfer import MEMORY_FORMAT_DIMS, Transfer
+from prefetch._transfer import Transfer
 
 T = TypeVar("T")
 
@@ -184,7 +184,7 @@ def _check_dtype(dtype: object) -> None:
 
 
 def _check_memory_format(memory_format: object) -> None:
-    if memory_format is not None and memory_format not in MEMORY_FORMAT_DIMS:
+    if memory_format is not None and not isinstance(memory_format, torch.memory_format):
         raise TypeError(f"memory_format must be a torch.memory_format or None, got {memory_format!r}")
 
 

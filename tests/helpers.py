@@ -1,0 +1,65 @@
+"""What several test files need."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).parent.parent
+SIZE = 1 << 14  # floats in a test batch: large enough to get a block of its own in any allocator
+
+
+def run_python(*arguments: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
+    """A fresh interpreter in the project's root, where neither an accelerator nor a simulated one is loaded."""
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, timeout=timeout, cwd=ROOT, check=False
+    )
+
+
+def numbered(count: int, size: int = SIZE) -> list[torch.Tensor]:
+    """Pinned batches of ``size`` floats; all elements of batch ``i`` are ``i + 1``."""
+    return [torch.full((size,), float(i + 1)).pin_memory() for i in range(count)]
+
+
+class Numbered:
+    """A loader that makes its pinned batches when asked, as ``numbered`` does, and keeps none."""
+
+    def __init__(self, count: int, size: int = SIZE) -> None:
+        self.count = count
+        self.size = size
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for i in range(self.count):
+            yield torch.full((self.size,), float(i + 1)).pin_memory()
+
+
+class Failing:
+    """A loader of numbers that raises at some positions and continues after them."""
+
+    def __init__(self, length: int, errors: dict[int, BaseException]) -> None:
+        self.length = length
+        self.errors = errors
+
+    def __iter__(self) -> FailingIterator:
+        return FailingIterator(self)
+
+
+class FailingIterator(Iterator[Any]):
+    """The iterator of ``Failing``: unlike a generator, it survives its own exceptions."""
+
+    def __init__(self, loader: Failing) -> None:
+        self.loader = loader
+        self.position = -1
+
+    def __next__(self) -> torch.Tensor:
+        self.position += 1
+        if self.position >= self.loader.length:
+            raise StopIteration
+        if self.position in self.loader.errors:
+            raise self.loader.errors[self.position]
+        return torch.tensor([float(self.position)])

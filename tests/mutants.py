@@ -1,0 +1,290 @@
+"""Broken variants of the library, each of which the tests must catch: ``python -m tests.mutants [NAME ...]``.
+
+Each variant changes one line in a copy of the project and runs the tests named with it there. A variant that no test
+fails on is reported, and makes the exit code 1.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parent.parent
+
+
+class Mutant(NamedTuple):
+    """``old`` in ``prefetch/<module>.py`` becomes ``new``; ``tests`` are pytest arguments."""
+
+    name: str
+    module: str
+    old: str
+    new: str
+    tests: str
+
+
+MUTANTS = [
+    Mutant("no wait", "_epoch", "consumer.wait_event(arrival.copied)", "pass", "tests/test_streams.py"),
+    Mutant("no record", "_memory", "tensor.record_stream(consumer)", "pass", "tests/test_memory.py"),
+    Mutant(
+        "own objects not recorded",
+        "_transfer",
+        "self.tensors += tensors_on(result, self._transfer.device)",
+        "pass",
+        "tests/test_memory.py",
+    ),
+    Mutant(
+        "transform results not recorded",
+        "_transfer",
+        "Moved(moved, tensors_on(moved, self.device))",
+        "Moved(moved, move.tensors)",
+        "tests/test_memory.py",
+    ),
+    Mutant(
+        "attributes of objects not searched",
+        "_batch",
+        "for value in _stored(obj).values():",
+        "for value in ():",
+        "tests/test_memory.py",
+    ),
+    Mutant(
+        "consumer's stream captured once",
+        "_epoch",
+        "consumer = current_stream(self._device)",
+        'consumer = self.__dict__.setdefault("_first", current_stream(self._device))',
+        "tests/test_streams.py",
+    ),
+    Mutant(
+        "copy on the consumer's stream",
+        "_epoch",
+        "with on_stream(self._stream) as producer:",
+        "with on_stream(current_stream(self._device)) as producer:",
+        "tests/test_streams.py",
+    ),
+    Mutant("blocking copy", "_transfer", "non_blocking=True)", "non_blocking=False)", "tests/test_streams.py"),
+    Mutant(
+        "copy waits for the consumer",
+        "_epoch",
+        "        self._memory.make_room()\n",
+        "        self._memory.make_room()\n        self._stream.wait_stream(current_stream(self._device))\n",
+        "tests/test_streams.py",
+    ),
+    Mutant("run-ahead not bounded", "_memory", "self._steps.popleft().synchronize()", "break", "tests/test_memory.py"),
+    Mutant(
+        "run-ahead bound too tight",
+        "_memory",
+        "_UNFINISHED_STEPS = 1",
+        "_UNFINISHED_STEPS = 0",
+        "tests/test_streams.py",
+    ),
+    Mutant(
+        "run-ahead bound too wide", "_memory", "_UNFINISHED_STEPS = 1", "_UNFINISHED_STEPS = 2", "tests/test_memory.py"
+    ),
+    Mutant(
+        "a stream each pass",
+        "_prefetcher",
+        "if self._lane is None and not",
+        "if not",
+        "tests/test_streams.py",
+    ),
+    Mutant(
+        "device not restored", "_device", "self._device.__exit__(kind, error, trace)", "pass", "tests/test_streams.py"
+    ),
+    Mutant(
+        "stream not restored", "_device", "torch.accelerator.set_stream(self._before)", "pass", "tests/test_streams.py"
+    ),
+    Mutant(
+        "inference tensors",
+        "_transfer",
+        "if not torch.is_inference_mode_enabled():",
+        "if True:",
+        "tests/test_streams.py",
+    ),
+    Mutant(
+        "index not frozen",
+        "_device",
+        "return torch.device(device.type, torch.accelerator.current_device_index())",
+        "return device",
+        "tests/test_arguments.py",
+    ),
+    Mutant("error early", "_feeder", "self._queue.append(error)", "raise", "tests/test_sequence.py"),
+    Mutant("error lost", "_feeder", "self._queue.append(error)", "pass", "tests/test_sequence.py"),
+    Mutant(
+        "asked again after an error",
+        "_feeder",
+        "self._iterator is None or (bool(self._queue) and isinstance(self._queue[-1], Exception))",
+        "self._iterator is None",
+        "tests/test_sequence.py",
+    ),
+    Mutant(
+        "last batch lost",
+        "_feeder",
+        "if not self._queue:",
+        "if len(self._queue) < 1 + (self._iterator is None):",
+        "tests/test_sequence.py",
+    ),
+    Mutant(
+        "one batch too far ahead", "_feeder", "<= self._look_ahead", "<= self._look_ahead + 1", "tests/test_sequence.py"
+    ),
+    Mutant(
+        "None ends the pass",
+        "_feeder",
+        "if not self._queue:",
+        "if not self._queue or self._queue[0].batch is None:",
+        "tests/test_sequence.py",
+    ),
+    Mutant(
+        "end forgotten",
+        "_feeder",
+        "            self._iterator = None\n        except",
+        "            pass\n        except",
+        "tests/test_sequence.py",
+    ),
+    Mutant(
+        "end forgotten on the CPU",
+        "_epoch",
+        "            self._iterator = None\n            raise",
+        "            raise",
+        "tests/test_sequence.py",
+    ),
+    Mutant(
+        "StopIteration of a transform ends the pass",
+        "_transfer",
+        "except StopIteration as error:",
+        "except ZeroDivisionError as error:",
+        "tests/test_sequence.py",
+    ),
+    Mutant(
+        "delivered batch kept",
+        "_epoch",
+        "return arrival.batch",
+        "self._last = arrival.batch; return arrival.batch",
+        "tests/test_memory.py",
+    ),
+    Mutant("host batch not held", "_epoch", "self._sources.hold(batch, copied)", "pass", "tests/test_memory.py"),
+    Mutant(
+        "host batch never released",
+        "_memory",
+        "while self._held and self._held[0][0].query():",
+        "while False:",
+        "tests/test_memory.py",
+    ),
+    Mutant("host batches kept at the end", "_epoch", "self._lane.finish_pass()", "pass", "tests/test_memory.py"),
+    Mutant(
+        "aliases copied twice",
+        "_transfer",
+        "self._moved[id(source)] = (source, result)\n        return result\n\n    def other",
+        "return result\n\n    def other",
+        "tests/test_containers.py",
+    ),
+    Mutant(
+        "in-place .to reaches the source",
+        "_transfer",
+        "clone = own_copy(source)",
+        "clone = source",
+        "tests/test_containers.py",
+    ),
+    Mutant(
+        "inner dict shared",
+        "_batch",
+        "if type(value) in (dict, list)",
+        "if type(value) in ()",
+        "tests/test_containers.py",
+    ),
+    Mutant(
+        "__post_init__ runs again",
+        "_batch",
+        "clone = object.__new__(type(node))",
+        "clone = type(node)(None)",
+        "tests/test_containers.py",
+    ),
+    Mutant(
+        "batch_sizes moved", "_batch", 'del fields["batch_sizes"]', 'fields["batch_sizes"]', "tests/test_containers.py"
+    ),
+    Mutant(
+        "cast before the copy",
+        "_transfer",
+        "result = source.to(transfer.device, non_blocking=True)",
+        "result = transfer.convert(source).to(transfer.device, non_blocking=True)",
+        "tests/test_transform.py",
+    ),
+    Mutant(
+        "closed-over tensors not awaited",
+        "_epoch",
+        "if self._transfer.has_transform:",
+        "if False:",
+        "tests/test_transform.py",
+    ),
+    Mutant(
+        "device leaves not awaited",
+        "_transfer",
+        "stream.wait_stream(self._producer)",
+        "pass",
+        "tests/test_transform.py",
+    ),
+    Mutant("transform with gradients", "_transfer", "with torch.no_grad():\n", "if True:\n", "tests/test_transform.py"),
+    Mutant(
+        "state of the look-ahead", "_prefetcher", "if name in _NOT_DELEGATED:", "if False:", "tests/test_delegation.py"
+    ),
+    Mutant(
+        "stream pickled",
+        "_prefetcher",
+        'return self.__dict__ | {"_lane": None}',
+        "return self.__dict__",
+        "tests/test_delegation.py",
+    ),
+    Mutant(
+        "iterated at construction",
+        "_prefetcher",
+        "self._loader = loader",
+        "self._loader = loader; iter(loader)",
+        "tests/test_arguments.py",
+    ),
+]
+
+
+def outcome(mutant: Mutant) -> str:
+    """How the tests fare against the mutant: "caught", or what is wrong."""
+    with tempfile.TemporaryDirectory() as folder:
+        for part in ("prefetch", "tests", "pyproject.toml"):
+            source = ROOT / part
+            if source.is_dir():
+                shutil.copytree(source, Path(folder, part), ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy(source, folder)
+        module = Path(folder, "prefetch", f"{mutant.module}.py")
+        text = module.read_text()
+        if text.count(mutant.old) < 1:
+            return "NOT APPLICABLE: the line is not there any more"
+        module.write_text(text.replace(mutant.old, mutant.new))
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *mutant.tests.split()]
+        try:
+            run = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+        except subprocess.TimeoutExpired:
+            return "caught: the tests hang"
+    if run.returncode == 1:
+        failures = [line for line in run.stdout.splitlines() if line.startswith("FAILED")]
+        return f"caught: {failures[0][7:100] if failures else run.stdout[-200:]}"
+    return f"SURVIVED: {run.stdout.splitlines()[-1] if run.stdout else run.stderr[-300:]}"
+
+
+def main(names: list[str]) -> int:
+    """Try the named mutants, or all of them."""
+    chosen = [mutant for mutant in MUTANTS if not names or mutant.name in names]
+    if unknown := set(names) - {mutant.name for mutant in chosen}:
+        print(f"no such mutant: {sorted(unknown)}")
+        return 2
+    missed = 0
+    for mutant in chosen:
+        result = outcome(mutant)
+        missed += not result.startswith("caught")
+        print(f"{mutant.name:45} {result}", flush=True)
+    print(f"{len(chosen) - missed} of {len(chosen)} caught")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,254 @@
+"""Device and host memory: bounded, safe while streams use it, and let go when they are done."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from prefetch import CUDAPrefetcher
+from tests.helpers import Numbered
+
+ACCELERATOR = torch.accelerator
+SIZE = 1 << 19  # 2 MiB of floats: the simulated allocator's unit for large blocks, so that bytes count batches
+BATCH_BYTES = 4 * SIZE
+
+
+@pytest.fixture(autouse=True)
+def _no_garbage_collector() -> Iterator[None]:
+    """What these tests see go must go by reference counts."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def reserved_batches() -> float:
+    """Device memory reserved by the allocator, in batches."""
+    return ACCELERATOR.memory_reserved() / BATCH_BYTES
+
+
+@pytest.mark.parametrize("prefetch_batches", [0, 1, 2, 4])
+def test_bound_without_synchronisation(sim: Any, prefetch_batches: int) -> None:
+    """After 200 steps of a loop that never synchronises at most prefetch_batches + 3 batches are reserved."""
+    sim.configure(latency_us=50, race=False)
+    result = torch.zeros(SIZE, device="sim")
+    for batch in CUDAPrefetcher(Numbered(200, SIZE), "sim", prefetch_batches=prefetch_batches):
+        sim.busy(200)
+        result.add_(batch)
+    assert result[0].item() == 200 * 201 / 2
+    assert reserved_batches() - 1 <= prefetch_batches + 3  # beside `result`
+
+
+def test_constant_over_epochs(sim: Any) -> None:
+    """40 epochs, whole, broken off and of one batch, reserve what the first whole one did."""
+    sim.configure(latency_us=50, race=False)
+    prefetcher = CUDAPrefetcher(Numbered(6, SIZE), "sim")
+    short = CUDAPrefetcher(Numbered(1, SIZE), "sim")
+    reserved = []
+    for epoch in range(40):
+        for position, batch in enumerate(prefetcher):
+            sim.busy(300)
+            batch.mul_(2)
+            if position == (epoch % 8):
+                break
+        reserved.append(reserved_batches())
+    assert set(reserved[8:]) == {reserved[7]}
+    assert reserved[7] <= 2 + 3
+    del batch, prefetcher
+    ACCELERATOR.synchronize()
+    ACCELERATOR.empty_cache()
+    for _ in range(40):
+        for batch in short:
+            sim.busy(300)
+            batch.mul_(2)
+    assert reserved_batches() <= 2 + 3
+
+
+def test_kept_batches_stay_right(sim: Any) -> None:
+    """A caller that keeps every batch finds every value unchanged in the end."""
+    sim.configure(latency_us=300)
+    kept = []
+    for batch in CUDAPrefetcher(Numbered(10), "sim"):
+        sim.busy(600)
+        kept.append(batch)
+    assert [batch.unique().tolist() for batch in kept] == [[float(i + 1)] for i in range(10)]
+
+
+def test_transform_results_are_protected(any_sim: Any) -> None:
+    """Memory that the transform allocates, in any container, is not reused while the consumer reads it late."""
+    any_sim.configure(latency_us=200, kernel_us=200)
+    prefetcher: Any = CUDAPrefetcher(Numbered(10), "sim", transform=lambda batch: {"double": [batch * 2], "raw": batch})
+    sums = []
+    for batch in prefetcher:
+        any_sim.busy(1500)
+        sums.append(batch["double"][0].mean() + batch["raw"].mean())
+    assert torch.stack(sums).tolist() == [3.0 * (i + 1) for i in range(10)]
+    assert any_sim.races() == []
+
+
+class Holder:
+    """A foreign object that moves itself, hides its tensor in nested objects, and cannot be iterated over."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.inner = {"deep": [Inner(tensor)]}
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Holder:
+        """Makes another one."""
+        return Holder(self.inner["deep"][0].tensor.to(device, non_blocking=non_blocking))
+
+
+class Inner:
+    """No container and without ``.to``; has slots and a cycle."""
+
+    __slots__ = ("myself", "tensor")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+        self.myself = self
+
+
+@pytest.mark.parametrize("by_transform", [False, True])
+def test_hidden_tensors_are_protected(any_sim: Any, by_transform: bool) -> None:
+    """Tensors inside of foreign objects are recorded too, whether the object moved itself or a transform made it."""
+    any_sim.configure(latency_us=200)
+    batches: Any = (Holder(batch) for batch in Numbered(10)) if not by_transform else Numbered(10)
+    sums = []
+    for holder in CUDAPrefetcher(batches, "sim", transform=Holder if by_transform else None):
+        any_sim.busy(1500)
+        sums.append(holder.inner["deep"][0].tensor.mean())
+        holder.inner["deep"][0].myself = None  # the cycle would keep the memory
+    assert torch.stack(sums).tolist() == [float(i + 1) for i in range(10)]
+    assert any_sim.races() == []
+
+
+class Given:
+    """Hands out a fixed number of batches and forgets each at once."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.made: list[weakref.ref[torch.Tensor]] = []
+
+    def __iter__(self) -> Given:
+        return self
+
+    def __next__(self) -> torch.Tensor:
+        if len(self.made) == self.count:
+            raise StopIteration
+        batch = torch.full((SIZE,), float(len(self.made))).pin_memory()
+        self.made.append(weakref.ref(batch))
+        return batch
+
+    def alive(self) -> list[int]:
+        """The positions of the host batches that something still holds."""
+        return [position for position, ref in enumerate(self.made) if ref() is not None]
+
+
+class TestReferences:
+    """Who holds what, and until when."""
+
+    @pytest.mark.parametrize("transform", [None, lambda batch: (batch, batch + 1)], ids=["plain", "transform"])
+    def test_delivered_batches_are_not_referenced(self, sim: Any, transform: Any) -> None:
+        """As soon as the caller lets go of a batch it is gone."""
+        iterator = iter(CUDAPrefetcher(Numbered(6), "sim", transform=transform))
+        for _ in range(6):
+            batch = next(iterator)
+            leaves = [weakref.ref(leaf) for leaf in (batch if isinstance(batch, tuple) else (batch,))]
+            del batch
+            assert [leaf() for leaf in leaves] == [None] * len(leaves)
+
+    def test_delivered_batches_on_the_cpu(self) -> None:
+        """On the CPU too, for the loader's own batches."""
+        iterator = iter(CUDAPrefetcher((torch.ones(i + 1) for i in range(3)), "cpu", dtype=torch.float64))
+        for _ in range(3):
+            batch = weakref.ref(next(iterator))
+            assert batch() is None
+
+    def test_host_batches_live_as_long_as_their_copies(self, sim: Any) -> None:
+        """A host batch is held while its copy waits, and not after the copy is seen to be done."""
+        loader = Given(5)
+        iterator = iter(CUDAPrefetcher(loader, "sim", prefetch_batches=1))
+        sim.hold_copies("h2d")
+        batch = next(iterator)
+        assert loader.alive() == [0, 1]
+        sim.release_copies("h2d")
+        ACCELERATOR.synchronize()
+        batch = next(iterator)
+        assert loader.alive() == [2] or loader.alive() == []
+        ACCELERATOR.synchronize()
+        batch = next(iterator)
+        assert set(loader.alive()) <= {3}
+        assert batch[0].item() == 2.0
+
+    def test_no_host_batch_after_the_end(self, sim: Any) -> None:
+        """With the end of a pass the last host batches are gone, though the consumer may still work."""
+        sim.configure(latency_us=2000)
+        loader = Given(4)
+        iterator = iter(CUDAPrefetcher(loader, "sim", prefetch_batches=2))
+        for _ in range(4):
+            next(iterator)
+        with pytest.raises(StopIteration):
+            next(iterator)
+        assert loader.alive() == []
+
+    def test_host_batches_do_not_pile_up(self, sim: Any) -> None:
+        """A host that runs ahead of slow copies holds few host batches, also when it never reads a value."""
+        sim.configure(latency_us=1000)
+        loader = Given(60)
+        peak = 0
+        for _ in CUDAPrefetcher(loader, "sim", prefetch_batches=2):
+            peak = max(peak, len(loader.alive()))
+        assert peak <= 2 + 3
+
+    def test_close_keeps_sources_of_running_copies(self, sim: Any) -> None:
+        """A pass that is closed under running copies neither waits for them nor frees their host batches."""
+        loader = Given(5)
+        prefetcher = CUDAPrefetcher(loader, "sim", prefetch_batches=2)
+        iterator: Any = iter(prefetcher)
+        sim.hold_copies("h2d")
+        batch = next(iterator)
+        iterator.close()
+        assert loader.alive() == [0, 1, 2]
+        sim.release_copies("h2d")
+        ACCELERATOR.synchronize()
+        assert batch[0].item() == 0.0
+        next(iter(prefetcher))
+        assert 0 not in loader.alive()
+
+    def test_prefetcher_that_goes_waits_for_its_copies(self, sim: Any) -> None:
+        """When the prefetcher itself goes its sources outlive the copies, and then go."""
+        sim.configure(latency_us=3000)
+        loader = Given(5)
+        batch = next(iter(CUDAPrefetcher(loader, "sim", prefetch_batches=2)))
+        assert loader.alive() == []
+        names = [span.name for span in sim.trace()]
+        assert names.count("copy_h2d") == 3
+        assert batch[0].item() == 0.0
+
+    def test_undelivered_batches_go_with_the_pass(self, sim: Any) -> None:
+        """Letting go of the iterator frees the batches that were ahead, without the garbage collector."""
+        prefetcher = CUDAPrefetcher(Numbered(8, SIZE), "sim", prefetch_batches=3)
+        iterator = iter(prefetcher)
+        batch = next(iterator)
+        ACCELERATOR.synchronize()
+        assert ACCELERATOR.memory_allocated() == 4 * BATCH_BYTES
+        del iterator
+        assert ACCELERATOR.memory_allocated() == BATCH_BYTES
+        assert batch[0].item() == 1.0
+
+    def test_destinations_of_a_closed_pass_are_not_overwritten_early(self, any_sim: Any) -> None:
+        """The next pass takes over memory whose copies are under way without a race."""
+        any_sim.configure(latency_us=3000)
+        prefetcher = CUDAPrefetcher(Numbered(4), "sim", prefetch_batches=3)
+        sums = []
+        for _ in range(4):
+            for batch in prefetcher:
+                sums.append(batch.mean())
+                break
+        sums += [batch.mean() for batch in prefetcher]
+        assert torch.stack(sums).tolist() == [1.0] * 4 + [1.0, 2.0, 3.0, 4.0]
+        assert any_sim.races() == []

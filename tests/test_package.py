@@ -1,0 +1,108 @@
+"""The package as a whole: what it exports, what imports what, and what an import does."""
+
+from __future__ import annotations
+
+import ast
+
+import prefetch
+from tests.helpers import ROOT, run_python
+
+# From the top downwards; a module may import from rows below its own only.
+LAYERS = [
+    ["__init__"],
+    ["_prefetcher"],
+    ["_epoch"],
+    ["_feeder", "_transfer", "_memory"],
+    ["_batch", "_device"],
+    ["_errors"],
+]
+
+
+def test_exports() -> None:
+    """The façade lists what it exports, sorted, and everything reports itself as part of it."""
+    public = {name for name in vars(prefetch) if not name.startswith("_")}
+    assert sorted(public) == prefetch.__all__
+    assert {getattr(prefetch, name).__module__ for name in prefetch.__all__} == {"prefetch"}
+
+
+def test_imports_point_downwards() -> None:
+    """No module imports from its own layer or one above, and every module has a layer."""
+    layer = {name: depth for depth, names in enumerate(LAYERS) for name in names}
+    files = sorted((ROOT / "prefetch").glob("*.py"))
+    assert sorted(layer) == [file.stem for file in files]
+    upwards = []
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("prefetch."):
+                target = str(node.module).removeprefix("prefetch.")
+                if layer[target] <= layer[file.stem]:
+                    upwards.append((file.stem, target))
+    assert upwards == []
+
+
+def test_only_the_device_module_names_devices() -> None:
+    """No other module names a device type in code, nor calls torch.cuda."""
+    named = []
+    for file in sorted((ROOT / "prefetch").glob("*.py")):
+        if file.stem == "_device":
+            continue
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Constant) and node.value in ("cpu", "cuda", "xpu", "mps"):
+                named.append((file.stem, node.lineno))
+            if isinstance(node, ast.Attribute) and node.attr in ("cuda", "is_cuda", "is_cpu", "xpu", "mps"):
+                named.append((file.stem, node.lineno))
+    assert named == []
+
+
+NO_ACCELERATOR_CALLS = """
+import torch
+
+def forbidden(*args, **kwargs):
+    raise AssertionError("accelerator call")
+
+for name in torch.accelerator.__all__:
+    if callable(getattr(torch.accelerator, name)):
+        setattr(torch.accelerator, name, forbidden)
+torch.Stream = torch.Event = forbidden
+state = torch.get_rng_state()
+
+from prefetch import CUDAPrefetcher
+
+prefetcher = CUDAPrefetcher([torch.ones(2), {"a": torch.ones(2)}], "cpu")
+print(list(prefetcher))
+cast = CUDAPrefetcher([torch.ones(2)], "cpu", dtype=torch.float64, transform=lambda batch: batch + 1)
+print(list(cast))
+assert torch.equal(state, torch.get_rng_state())
+assert not torch.cuda.is_initialized()
+"""
+
+
+def test_import_and_cpu_path_leave_the_accelerator_alone() -> None:
+    """Importing and a pass on the CPU make no accelerator call, no generator and no random draw."""
+    result = run_python("-W", "error", "-c", NO_ACCELERATOR_CALLS)
+    assert result.stderr == ""
+    assert result.stdout == ("[tensor([1., 1.]), {'a': tensor([1., 1.])}]\n[tensor([2., 2.], dtype=torch.float64)]\n")
+
+
+NO_DEVICE = """
+import torch
+from prefetch import CUDAPrefetcher
+
+print(CUDAPrefetcher([1]).device, list(CUDAPrefetcher([1, 2])))
+for device in ("cuda", "cuda:0", 0):
+    try:
+        CUDAPrefetcher([1], device)
+    except RuntimeError as error:
+        print(error)
+"""
+
+
+def test_without_an_accelerator() -> None:
+    """The default is the CPU; an accelerator that is asked for and not there is an error with the remedy."""
+    result = run_python("-c", NO_DEVICE)
+    assert result.stderr == ""
+    lines = result.stdout.splitlines()
+    assert lines[0] == "cpu [1, 2]"
+    assert lines[1].startswith("device='cuda' is not available: there is no accelerator; pass device=None")
+    assert lines[2].startswith("device='cuda:0' is not available: there is no accelerator; pass device=None")
+    assert lines[3].startswith("device=0 needs an accelerator and there is none; pass device=None")
