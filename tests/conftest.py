@@ -5,4 +5,4 @@ import os
 # The simulated accelerator takes precedence over CUDA in torch.accelerator: the two never share a process.
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
-# pytest_plugins = ["tests.simulator.fixtures"]
+pytest_plugins = ["tests.simulator.fixtures"]

@@ -44,26 +44,29 @@ def test_bound_without_synchronisation(sim: Any, prefetch_batches: int) -> None:
     assert reserved_batches() - 1 <= prefetch_batches + 3  # beside `result`
 
 
-def test_constant_over_epochs(sim: Any) -> None:
-    """40 epochs, whole, broken off and of one batch, reserve what the first whole one did."""
-    sim.configure(latency_us=50, race=False)
+def test_constant_over_epochs(virtual_sim: Any) -> None:
+    """40 epochs, whole or broken off anywhere, reserve no more than the first eight did, and that within the bound."""
+    virtual_sim.configure(latency_us=50)
     prefetcher = CUDAPrefetcher(Numbered(6, SIZE), "sim")
-    short = CUDAPrefetcher(Numbered(1, SIZE), "sim")
     reserved = []
     for epoch in range(40):
         for position, batch in enumerate(prefetcher):
-            sim.busy(300)
+            virtual_sim.busy(300)
             batch.mul_(2)
             if position == (epoch % 8):
                 break
         reserved.append(reserved_batches())
     assert set(reserved[8:]) == {reserved[7]}
     assert reserved[7] <= 2 + 3
-    del batch, prefetcher
-    ACCELERATOR.synchronize()
-    ACCELERATOR.empty_cache()
-    for _ in range(40):
-        for batch in short:
+
+
+@pytest.mark.parametrize("length", [1, 2])
+def test_bound_over_short_epochs(sim: Any, length: int) -> None:
+    """The bound counts batches over all epochs: short ones that never synchronise do not add up."""
+    sim.configure(latency_us=50, race=False)
+    prefetcher = CUDAPrefetcher(Numbered(length, SIZE), "sim")
+    for _ in range(60):
+        for batch in prefetcher:
             sim.busy(300)
             batch.mul_(2)
     assert reserved_batches() <= 2 + 3
@@ -79,6 +82,18 @@ def test_kept_batches_stay_right(sim: Any) -> None:
     assert [batch.unique().tolist() for batch in kept] == [[float(i + 1)] for i in range(10)]
 
 
+def test_memory_let_go_early_is_protected(any_sim: Any) -> None:
+    """A batch that the caller drops while its kernels are still queued is not reused before they are done."""
+    any_sim.configure(latency_us=200)
+    sums = []
+    for batch in CUDAPrefetcher(Numbered(10), "sim"):
+        any_sim.busy(1500)
+        sums.append(batch.mean())
+        del batch
+    assert torch.stack(sums).tolist() == [float(i + 1) for i in range(10)]
+    assert any_sim.races() == []
+
+
 def test_transform_results_are_protected(any_sim: Any) -> None:
     """Memory that the transform allocates, in any container, is not reused while the consumer reads it late."""
     any_sim.configure(latency_us=200, kernel_us=200)
@@ -87,6 +102,7 @@ def test_transform_results_are_protected(any_sim: Any) -> None:
     for batch in prefetcher:
         any_sim.busy(1500)
         sums.append(batch["double"][0].mean() + batch["raw"].mean())
+        del batch  # while the kernels that read it are still queued
     assert torch.stack(sums).tolist() == [3.0 * (i + 1) for i in range(10)]
     assert any_sim.races() == []
 
@@ -122,6 +138,7 @@ def test_hidden_tensors_are_protected(any_sim: Any, by_transform: bool) -> None:
         any_sim.busy(1500)
         sums.append(holder.inner["deep"][0].tensor.mean())
         holder.inner["deep"][0].myself = None  # the cycle would keep the memory
+        del holder
     assert torch.stack(sums).tolist() == [float(i + 1) for i in range(10)]
     assert any_sim.races() == []
 
