@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import doctest
+
+import torch
 
 import prefetch
 from tests.helpers import ROOT, run_python
@@ -52,6 +55,17 @@ def test_only_the_device_module_names_devices() -> None:
             if isinstance(node, ast.Attribute) and node.attr in ("cuda", "is_cuda", "is_cpu", "xpu", "mps"):
                 named.append((file.stem, node.lineno))
     assert named == []
+
+
+def test_docstring_examples() -> None:
+    """The examples in the documentation of what is exported give what they say."""
+    runner = doctest.DocTestRunner()
+    for name in prefetch.__all__:
+        for test in doctest.DocTestFinder().find(
+            getattr(prefetch, name), name, globs=vars(prefetch) | {"torch": torch}
+        ):
+            runner.run(test)
+    assert runner.summarize(verbose=False) == (0, 3)
 
 
 NO_ACCELERATOR_CALLS = """

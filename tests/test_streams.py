@@ -194,7 +194,7 @@ def test_device_without_streams(sim: Any, monkeypatch: pytest.MonkeyPatch) -> No
     assert streams == {ACCELERATOR.current_stream().stream_id}
 
 
-@pytest.mark.parametrize("prefetch_batches", [1, 2, 3])
+@pytest.mark.parametrize("prefetch_batches", [0, 1, 2, 3])
 @pytest.mark.parametrize(("copy_ms", "compute_ms"), [(5, 10), (9, 10), (10, 10), (10, 5), (1, 20), (20, 1)])
 def test_makespan(virtual_sim: Any, copy_ms: int, compute_ms: int, prefetch_batches: int) -> None:
     """In simulated time a pass takes one copy and all compute, or all copies and one compute, within 1 %."""

@@ -1,0 +1,61 @@
+"""What the benchmarks share: the simulated device, the machine's record, and where results go."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests import simulator
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def load_simulator(*, virtual: bool) -> None:
+    """The simulated accelerator, clean, without the detectors that would be part of every measured call."""
+    simulator.load()
+    simulator.reset()
+    simulator.configure(virtual=int(virtual), race=0, poison=0, trace=0)
+
+
+def machine() -> dict[str, Any]:
+    """What a figure depends on."""
+    return {
+        "device": "simulated accelerator (tests/simulator), no GPU",
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def save(name: str, rows: list[dict[str, Any]]) -> Path:
+    """Write rows with the machine's record to ``results/<name>.json``."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    path.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
+    return path
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    """Print rows as a Markdown table."""
+    heads = list(rows[0])
+    print("| " + " | ".join(heads) + " |")
+    print("|" + "---|" * len(heads))
+    for row in rows:
+        print(
+            "| "
+            + " | ".join(f"{value:.3g}" if isinstance(value, float) else str(value) for value in row.values())
+            + " |"
+        )

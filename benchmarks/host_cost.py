@@ -1,0 +1,101 @@
+"""What one ``next()`` costs the host: ``python -m benchmarks.host_cost``.
+
+A loader that hands out ready pinned batches of two 4 KB tensors is iterated over bare, by the PyTorch calls that any
+prefetcher needs, and through ``CUDAPrefetcher``. The simulated device is in virtual mode, where it takes no time and
+no core, so that what is measured is the host's work alone. Rounds alternate; the median of the rounds counts, and the
+ratio to the raw calls of the same run carries over to other machines.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from benchmarks.harness import load_simulator, save, show
+from prefetch import CUDAPrefetcher
+from tests import simulator
+
+BATCHES = 2000
+ROUNDS = 15
+
+
+class Ready:
+    """Hands out batches that are there already."""
+
+    def __init__(self, batches: list[Any]) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        for i in range(BATCHES):
+            yield self.batches[i % len(self.batches)]
+
+
+def exhaust(batches: Any) -> None:
+    """The loop around the measured calls."""
+    for _ in batches:
+        pass
+
+
+def raw_calls(loader: Ready) -> None:
+    """The least that moves a batch ahead safely, written by hand for a pair of tensors."""
+    device = torch.device("sim:0")
+    side = torch.Stream(device)
+    accelerator = torch.accelerator
+    for left, right in loader:
+        before = accelerator.current_stream(0)
+        accelerator.set_stream(side)
+        a, b = left.to(device, non_blocking=True), right.to(device, non_blocking=True)
+        copied = side.record_event()
+        accelerator.set_stream(before)
+        before.wait_event(copied)
+        a.record_stream(before)
+        b.record_stream(before)
+        before.record_event()
+
+
+def median_us(loops: dict[str, Callable[[], None]]) -> dict[str, float]:
+    """Microseconds a batch of each loop: the median of alternating rounds."""
+    times: dict[str, list[float]] = {name: [] for name in loops}
+    for _ in range(ROUNDS):
+        for name, loop in loops.items():
+            torch.accelerator.synchronize()
+            start = time.perf_counter()
+            loop()
+            times[name].append((time.perf_counter() - start) / BATCHES * 1e6)
+    return {name: statistics.median(values[1:]) for name, values in times.items()}  # the first warms up
+
+
+def main() -> None:
+    """Measure, print and save."""
+    load_simulator(virtual=True)
+    simulator.configure(latency_us=0)  # else blocks whose copies are under way pile up behind the raw calls
+    pinned = Ready([(torch.ones(1024).pin_memory(), torch.ones(1024).pin_memory()) for _ in range(8)])
+    onto_device, onto_cpu = CUDAPrefetcher(pinned, "sim"), CUDAPrefetcher(pinned, "cpu")
+    medians = median_us(
+        {
+            "bare loader": lambda: exhaust(pinned),
+            "raw PyTorch calls": lambda: raw_calls(pinned),
+            "CUDAPrefetcher, simulated device": lambda: exhaust(onto_device),
+            "CUDAPrefetcher, CPU": lambda: exhaust(onto_cpu),
+        }
+    )
+    bare = medians["bare loader"]
+    raw = medians["raw PyTorch calls"] - bare
+    rows = [
+        {
+            "loop": name,
+            "us a batch over the bare loader": round(us - bare, 2),
+            "ratio to raw": round((us - bare) / raw, 3),
+        }
+        for name, us in medians.items()
+    ]
+    show(rows)
+    print(f"\nwritten to {save('host_cost', rows)}")
+
+
+if __name__ == "__main__":
+    main()
