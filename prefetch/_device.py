@@ -86,18 +86,20 @@ class on_stream:  # noqa: N801 - a context manager, named like torch's own
     threads (any version), or two levels (torch 2.7 to 2.9), would overwrite for each other.
     """
 
-    __slots__ = ("_before", "_device", "_index", "_stream")
+    __slots__ = ("_before", "_device", "_stream")
 
     def __init__(self, stream: torch.Stream) -> None:
         self._stream = stream
-        self._index = stream.device.index
-        # Unlike set_device_index, this restores without waking a device that was never used.
-        self._device = torch.accelerator.device_index(self._index)
+        self._device: torch.accelerator.device_index | None = None
 
     def __enter__(self) -> torch.Stream:
         """Returns the stream of that device that was current before."""
-        self._before = torch.accelerator.current_stream(self._index)
-        self._device.__enter__()
+        index = self._stream.device.index
+        self._before = torch.accelerator.current_stream(index)
+        if torch.accelerator.current_device_index() != index:
+            # Unlike set_device_index, this restores without waking a device that was never used.
+            self._device = torch.accelerator.device_index(index)
+            self._device.__enter__()
         torch.accelerator.set_stream(self._stream)
         return self._before
 
@@ -105,4 +107,5 @@ class on_stream:  # noqa: N801 - a context manager, named like torch's own
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         torch.accelerator.set_stream(self._before)
-        self._device.__exit__(kind, error, trace)
+        if self._device is not None:
+            self._device.__exit__(kind, error, trace)

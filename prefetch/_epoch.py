@@ -106,7 +106,7 @@ class PlainEpoch(Iterator[Any]):
         except StopIteration:
             self._iterator = None
             raise
-        return batch if self._transfer is None else self._transfer(batch).batch
+        return batch if self._transfer is None else self._transfer(batch)[0]
 
     def close(self) -> None:
         """End the pass: the loader's iterator is dropped."""

@@ -35,8 +35,8 @@ class InlineFeeder(Generic[Issued]):
             StopIteration: There is none, now and ever after.
             Exception: What the loader or ``issue`` raised in this batch's place.
         """
-        while len(self._queue) <= self._look_ahead and not self._is_blocked():
-            self._fetch()
+        while len(self._queue) <= self._look_ahead and self._fetch():
+            pass
         if not self._queue:
             raise StopIteration
         first = self._queue.popleft()
@@ -52,14 +52,15 @@ class InlineFeeder(Generic[Issued]):
         self._iterator = None
         self._queue.clear()
 
-    def _is_blocked(self) -> bool:
-        return self._iterator is None or (bool(self._queue) and isinstance(self._queue[-1], Exception))
-
-    def _fetch(self) -> None:
-        assert self._iterator is not None
+    def _fetch(self) -> bool:
+        """Ask the loader for one batch, unless it has ended or an error stands before it; whether it was asked."""
+        queue = self._queue
+        if self._iterator is None or (queue and isinstance(queue[-1], Exception)):
+            return False
         try:
-            self._queue.append(self._issue(next(self._iterator)))
+            queue.append(self._issue(next(self._iterator)))
         except StopIteration:
             self._iterator = None
         except Exception as error:  # noqa: BLE001 - raised in its turn by take()
-            self._queue.append(error)
+            queue.append(error)
+        return True

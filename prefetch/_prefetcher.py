@@ -23,8 +23,9 @@ _NOT_DELEGATED = frozenset({"state_dict", "load_state_dict"})
 class CUDAPrefetcher(Generic[T]):
     """Iterate over ``loader`` with batches that already live on the device.
 
-    While the device computes on one batch, the next ones are copied on a side stream. On the CPU the loader's batches
-    pass through, and random numbers are drawn exactly as without the prefetcher.
+    While the device computes on one batch, the next ones are copied on a side stream. With the CPU as the device
+    nothing is moved or looked ahead: the loader's batches pass through, and random numbers are drawn exactly as without
+    the prefetcher.
 
     Example:
         >>> loader = torch.utils.data.DataLoader(range(4), batch_size=2)

@@ -6,7 +6,7 @@ import functools
 import inspect
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -21,13 +21,6 @@ MEMORY_FORMAT_DIMS = {
     torch.contiguous_format: (4, 5),
     torch.preserve_format: (),
 }
-
-
-class Moved(NamedTuple):
-    """A batch on the device, and the tensors whose memory there was made for it."""
-
-    batch: Any
-    tensors: list[torch.Tensor]
 
 
 class Transfer:
@@ -56,20 +49,21 @@ class Transfer:
         self._memory_format = memory_format
         self._format_dims = () if memory_format is None else MEMORY_FORMAT_DIMS[memory_format]
         self.skip_keys = skip_keys
-        self.warns = not is_host(device)  # until it has
+        self.moves = not is_host(device)  # a batch for the CPU stays where the loader made it
+        self.warns = self.moves  # until it has
         self.works_on_leaves = bool(transform or dtype or self._format_dims)
 
     @property
     def is_identity(self) -> bool:
-        """Whether batches in host memory come out as they went in."""
-        return is_host(self.device) and not self.works_on_leaves
+        """Whether batches come out as they went in."""
+        return not self.moves and not self.works_on_leaves
 
     @property
     def has_transform(self) -> bool:
         """Whether code of the user's runs on the batches."""
         return self._transform is not None
 
-    def __call__(self, batch: Any, producer: torch.Stream | None = None) -> Moved:
+    def __call__(self, batch: Any, producer: torch.Stream | None = None) -> tuple[Any, list[torch.Tensor]]:
         """Move a batch; nothing in ``batch`` is written to.
 
         Args:
@@ -77,27 +71,29 @@ class Transfer:
             producer: The stream that made those leaves that are on the device already, where it is not the
                 current one.
 
+        Returns:
+            The batch on the device, and the tensors whose memory there was made for it.
+
         Raises:
             PrefetchError: A container of the batch cannot be rebuilt.
             Exception: Whatever an object's own ``.to`` or the transform raises.
         """
         try:
-            with torch.no_grad():
-                if not torch.is_inference_mode_enabled():
-                    return self._move(batch, producer)
-                # A loop under inference_mode gets ordinary tensors. Leaving the mode switches gradients on.
-                with torch.inference_mode(False), torch.no_grad():
-                    return self._move(batch, producer)
+            if torch.is_inference_mode_enabled():  # a loop under it gets ordinary tensors all the same
+                with torch.inference_mode(False):
+                    return self._moved(batch, producer)
+            return self._moved(batch, producer)
         except StopIteration as error:  # would end the user's loop without a word (PEP 479)
             raise RuntimeError("a batch's transform or .to() raised StopIteration") from error
 
-    def _move(self, batch: Any, producer: torch.Stream | None) -> Moved:
+    def _moved(self, batch: Any, producer: torch.Stream | None) -> tuple[Any, list[torch.Tensor]]:
         move = _Move(self, producer)
         moved = walk(batch, move)
         if self._transform is None:
-            return Moved(moved, move.tensors)
-        moved = self._transform(moved)
-        return Moved(moved, tensors_on(moved, self.device))
+            return moved, move.tensors
+        with torch.no_grad():
+            moved = self._transform(moved)
+        return moved, tensors_on(moved, self.device)
 
     def convert(self, tensor: torch.Tensor) -> torch.Tensor:
         """Cast and format a leaf: after the copy, so that the narrow type crosses the bus."""
@@ -109,9 +105,7 @@ class Transfer:
 
     def warn_if_pageable(self, source: torch.Tensor) -> None:
         """Say once that a copy is synchronous, and what to do about it."""
-        if source.is_pinned() or source.numel() == 0 or source.layout is not torch.strided:
-            return
-        if not is_host(source.device):
+        if source.numel() == 0 or source.layout is not torch.strided or not is_host(source.device):
             return
         self.warns = False
         warnings.warn(
@@ -139,28 +133,26 @@ class _Move:
         if known is not None:
             return known[1]
         transfer = self._transfer
-        if source.device == transfer.device:
+        result = source.to(transfer.device, non_blocking=True) if transfer.moves else source
+        if result is source:
             if transfer.works_on_leaves and self._producer is not None:
-                # Made on the caller's stream, about to be read on ours.
+                # It is on the device, made on the caller's stream, and about to be read on ours.
                 stream = current_stream(transfer.device)
                 stream.wait_stream(self._producer)
                 source.record_stream(stream)
-            result = source
-        else:
-            if transfer.warns:
-                transfer.warn_if_pageable(source)
-            result = source.to(transfer.device, non_blocking=True)
+        elif transfer.warns and not source.is_pinned():
+            transfer.warn_if_pageable(source)
         if transfer.works_on_leaves:
             result = transfer.convert(result)
-        if source.requires_grad and not result.requires_grad:
-            result = result.requires_grad_()
         if result is not source:
+            if source.requires_grad:
+                result = result.detach().requires_grad_()  # a leaf, without the graph of the copy
             self.tensors += memory_of(result)
         self._moved[id(source)] = (source, result)
         return result
 
     def other(self, source: Any) -> Any:
-        if not has_own_to(type(source)):
+        if not self._transfer.moves or not has_own_to(type(source)):
             return source
         known = self._moved.get(id(source))
         if known is not None:

@@ -39,8 +39,8 @@ MUTANTS = [
     Mutant(
         "transform results not recorded",
         "_transfer",
-        "Moved(moved, tensors_on(moved, self.device))",
-        "Moved(moved, move.tensors)",
+        "return moved, tensors_on(moved, self.device)",
+        "return moved, move.tensors",
         "tests/test_memory.py",
     ),
     Mutant(
@@ -99,8 +99,8 @@ MUTANTS = [
     Mutant(
         "inference tensors",
         "_transfer",
-        "if not torch.is_inference_mode_enabled():",
-        "if True:",
+        "if torch.is_inference_mode_enabled():",
+        "if False:",
         "tests/test_streams.py",
     ),
     Mutant(
@@ -110,12 +110,12 @@ MUTANTS = [
         "return device",
         "tests/test_arguments.py",
     ),
-    Mutant("error early", "_feeder", "self._queue.append(error)", "raise", "tests/test_sequence.py"),
-    Mutant("error lost", "_feeder", "self._queue.append(error)", "pass", "tests/test_sequence.py"),
+    Mutant("error early", "_feeder", "queue.append(error)", "raise", "tests/test_sequence.py"),
+    Mutant("error lost", "_feeder", "queue.append(error)", "pass", "tests/test_sequence.py"),
     Mutant(
         "asked again after an error",
         "_feeder",
-        "self._iterator is None or (bool(self._queue) and isinstance(self._queue[-1], Exception))",
+        "self._iterator is None or (queue and isinstance(queue[-1], Exception))",
         "self._iterator is None",
         "tests/test_sequence.py",
     ),

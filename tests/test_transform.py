@@ -181,3 +181,12 @@ def test_cpu_cast_leaves_the_source_alone() -> None:
     (result,) = CUDAPrefetcher([batch], "cpu", dtype=torch.float32)
     assert result["y"] is batch["y"]
     assert (result["x"].dtype, batch["x"].dtype) == (torch.float32, torch.float64)
+
+
+def test_cpu_moves_nothing(sim: Any) -> None:
+    """With the CPU as the device, tensors that the loader made elsewhere stay there, whatever else is done."""
+    there = torch.ones(2, device="sim")
+    (result,) = CUDAPrefetcher([there], "cpu")
+    assert result is there
+    (result,) = CUDAPrefetcher([there], "cpu", dtype=torch.float64)
+    assert (str(result.device), result.dtype, result.tolist()) == ("sim:0", torch.float64, [1.0, 1.0])
