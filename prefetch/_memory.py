@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Iterable
 from typing import Any
@@ -58,6 +59,7 @@ class Sources:
 
     def __init__(self) -> None:
         self._held: deque[tuple[torch.Event, Any]] = deque()
+        self._lock = threading.Lock()  # passes in several threads share a side stream
 
     def hold(self, batch: Any, copied: torch.Event) -> None:
         """Keep ``batch`` until ``copied`` has happened."""
@@ -65,14 +67,16 @@ class Sources:
 
     def release(self) -> None:
         """Drop those whose copies are done."""
-        while self._held and self._held[0][0].query():
-            self._held.popleft()
+        with self._lock:
+            while self._held and self._held[0][0].query():
+                self._held.popleft()
 
     def drain(self) -> None:
         """Wait, on the host, for all copies, and drop all."""
-        while self._held:
-            self._held[0][0].synchronize()
-            self._held.popleft()
+        with self._lock:
+            while self._held:
+                self._held[0][0].synchronize()
+                self._held.popleft()
 
     def __del__(self) -> None:
         self.drain()

@@ -234,6 +234,20 @@ class TestErrors:
         assert outcomes(loader, 8) == want
         assert outcomes(prefetcher, 8) == want
 
+    @pytest.mark.filterwarnings("ignore::prefetch.PrefetchWarning")
+    def test_loader_is_not_asked_past_an_error(self, sim: Any) -> None:
+        """Whether to go on after an error is the caller's decision: until it is raised nothing more is fetched."""
+        source = iter(Failing(9, {2: ValueError("two")}))
+        iterator = iter(CUDAPrefetcher(source, "sim", prefetch_batches=4))
+        positions = []
+        for _ in range(4):
+            try:
+                next(iterator)
+            except ValueError:
+                positions.append(-1)
+            positions.append(source.position)
+        assert positions == [2, 2, -1, 2, 7]
+
     @pytest.mark.parametrize("device", ["cpu", "sim"])
     @pytest.mark.filterwarnings("ignore::prefetch.PrefetchWarning")
     def test_of_the_transform(self, sim: Any, device: str) -> None:

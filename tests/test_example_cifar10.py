@@ -1,0 +1,332 @@
+import hashlib
+import importlib
+import os
+import pickle
+import re
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("torchvision")
+pytest.importorskip("matplotlib")
+pytest.importorskip("tqdm")
+
+from PIL import Image
+from torchvision.datasets import CIFAR10
+
+REPOSITORY = Path(__file__).parents[1]
+EXAMPLES = REPOSITORY / "examples"
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture(name="example", scope="module")
+def _example() -> Iterator[ModuleType]:
+    """The example as a module; its folder is no package, as a script's is not."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(EXAMPLES)
+        yield importlib.import_module("cifar10")
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    """The example's choice of a number of threads ends with the test."""
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(name="run")
+def _run(example: ModuleType, tmp_path: Path) -> Run:
+    """A call of the example's main with options, its plot in the test's folder."""
+
+    def run(*options: object) -> Any:
+        return example.main(["--plot", str(tmp_path / "plot.png"), *map(str, options)])
+
+    return run
+
+
+def make_tree(root: Path, train: int = 24, test: int = 4) -> Path:
+    """Two classes of pictures, not all 32 pixels wide, and a file that is none."""
+    for part, count in (("train", train), ("test", test)):
+        for label, name in enumerate(("dark", "light")):
+            folder = root / part / name
+            folder.mkdir(parents=True)
+            for i in range(count):
+                side = 32 if i % 3 else 40
+                pixels = np.random.default_rng(i).integers(
+                    120 * label, 120 * label + 120, (side, 32, 3), dtype=np.uint8
+                )
+                Image.fromarray(pixels).save(folder / f"{i}.{'jpg' if i % 2 else 'png'}")
+    (root / "train" / "dark" / "README.txt").write_text("not a picture")
+    return root
+
+
+@pytest.fixture(name="tree", scope="module")
+def _tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of pictures that no test changes."""
+    return make_tree(tmp_path_factory.mktemp("pictures"))
+
+
+@pytest.fixture(name="no_network")
+def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every request fails as it does on a machine without a network."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise urllib.error.URLError("no network")
+
+    monkeypatch.setattr(urllib.request, "urlopen", refuse)
+
+
+class TestCommandLine:
+    """The example as a user starts it."""
+
+    def start(self, folder: Path, *options: object) -> "subprocess.CompletedProcess[str]":
+        """Run the script in a folder of its own."""
+        search_path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
+        return subprocess.run(
+            [sys.executable, str(EXAMPLES / "cifar10.py"), *map(str, options)],
+            cwd=folder,
+            env=os.environ | {"PYTHONPATH": search_path},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+
+    def test_a_run_ends_with_its_accuracy_and_leaves_a_png(self, tree: Path, tmp_path: Path) -> None:
+        """Status 0, no noise, the accuracy in the last line, and the curves in the current folder."""
+        ended = self.start(tmp_path, "--data", tree, "--device", "cpu", "--steps", 3, "--batch-size", 16)
+        assert (ended.returncode, ended.stderr) == (0, "")
+        lines = ended.stdout.splitlines()
+        assert re.fullmatch(r"test accuracy \d{2,3}\.\d\d %", lines[-1])
+        assert f"data: 48 + 8 pictures of {tree}" == lines[0]
+        assert "curves: cifar10.png" in lines
+        assert (tmp_path / "cifar10.png").read_bytes().startswith(PNG_SIGNATURE)
+
+    def test_a_bad_option_ends_it_before_it_starts(self, tmp_path: Path) -> None:
+        """Status 2, one line with the reason after the usage, no traceback, and no file."""
+        ended = self.start(tmp_path, "--epochs", -1)
+        assert (ended.returncode, ended.stdout) == (2, "")
+        last = ended.stderr.splitlines()[-1]
+        assert last == "cifar10.py: error: argument --epochs: must be an integer from 1 upwards, got '-1'"
+        assert "Traceback" not in ended.stderr
+        assert list(tmp_path.iterdir()) == []
+
+
+class TestSameResults:
+    """What a run gives depends on the seed, and not on how its batches come."""
+
+    options = ("--device", "cpu", "--epochs", 2, "--batch-size", 10)
+
+    @pytest.fixture(name="expected", scope="class")
+    def _expected(self, example: ModuleType, tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+        """The run that the others are compared with."""
+        plot = tmp_path_factory.mktemp("expected") / "plot.png"
+        return example.main([str(word) for word in (*self.options, "--data", tree, "--plot", plot)])
+
+    # From Python 3.12 on a fork beside running threads, which torch has, is warned of.
+    @pytest.mark.filterwarnings("ignore:This process.*multi-threaded:DeprecationWarning")
+    @pytest.mark.parametrize(
+        "options",
+        [("--no-prefetch",), ("--workers", 2), ("--workers", 2, "--no-prefetch")],
+        ids=["plain", "workers", "plain-workers"],
+    )
+    def test_on_the_cpu(self, run: Run, tree: Path, expected: Any, options: tuple[object, ...]) -> None:
+        """Losses and accuracies are equal bit for bit, with workers and without, prefetched or not."""
+        result = run(*self.options, "--data", tree, *options)
+        assert (expected.losses, expected.accuracies) == (result.losses, result.accuracies)
+
+    def test_other_seeds_differ(self, run: Run, tree: Path, expected: Any) -> None:
+        """The seed does rule the run."""
+        assert expected.losses != run(*self.options, "--data", tree, "--seed", 1).losses
+
+    def test_on_an_accelerator(self, sim: ModuleType, run: Run, tree: Path) -> None:
+        """On the simulated one, look-ahead changes no loss, and its fixture finds no race."""
+        options = ("--device", "sim", "--steps", 4, "--batch-size", 16, "--workers", 0, "--data", tree)
+        prefetched, plain = run(*options), run(*options, "--no-prefetch")
+        assert len(plain.losses) == 4
+        assert (plain.losses, plain.accuracies) == (prefetched.losses, prefetched.accuracies)
+
+
+class TestOptions:
+    """What the options do."""
+
+    def test_generated_pictures_can_be_learned(self, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+        """Without --data pictures are generated, the output says so, and guessing (10 %) is left far behind."""
+        result = run("--device", "cpu", "--steps", 200, "--batch-size", 32)
+        assert result.accuracies[-1] > 0.3
+        output = capsys.readouterr().out
+        assert "data: 5,000 + 1,000 generated pictures, since no --data was given" in output
+        assert f"test accuracy {100 * result.accuracies[-1]:.2f} %" == output.splitlines()[-1]
+
+    @pytest.mark.parametrize(("steps", "epochs"), [(1, 1), (3, 1), (5, 2)])
+    def test_steps_end_the_run(self, run: Run, tree: Path, steps: int, epochs: int) -> None:
+        """As many losses as steps, over as many epochs as they need, each tested at its end."""
+        result = run("--device", "cpu", "--data", tree, "--steps", steps, "--batch-size", 16)
+        lengths = [len(result.losses), len(result.accuracies), len(result.images_per_s)]
+        assert [steps, epochs, epochs] == lengths
+
+    def test_amp(self, run: Run, tree: Path) -> None:
+        """Computing in bfloat16 gives other losses that are not far away."""
+        options = ("--device", "cpu", "--data", tree, "--steps", 2, "--batch-size", 16)
+        exact, rounded = run(*options).losses, run(*options, "--amp").losses
+        assert exact != rounded
+        assert exact == pytest.approx(rounded, rel=0.1)
+
+
+class TestErrors:
+    """Bad input ends the run with a line that names the option, the value and the rule."""
+
+    @pytest.fixture(name="message")
+    def _message(self, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+        """The last line of a run that must end with status 2, before it printed or wrote anything."""
+
+        def message(*options: object) -> str:
+            with pytest.raises(SystemExit) as ended:
+                run(*options)
+            printed = capsys.readouterr()
+            assert (ended.value.code, printed.out) == (2, "")
+            assert not (tmp_path / "plot.png").exists()
+            return printed.err.splitlines()[-1]
+
+        return message
+
+    @pytest.mark.parametrize(
+        ("option", "value", "rule"),
+        [
+            ("--device", "toaster", "device must name a device"),
+            ("--epochs", "0", "must be an integer from 1 upwards"),
+            ("--steps", "two", "must be an integer from 1 upwards"),
+            ("--batch-size", "1.5", "must be an integer from 1 upwards"),
+            ("--workers", "-1", "must be an integer from 0 upwards"),
+            ("--seed", str(2**63), f"must be an integer from 0 to {2**63 - 1}"),
+            ("--plot", os.path.join("nowhere", "plot.png"), "must be a file in a folder that exists"),  # noqa: PTH118
+        ],
+    )
+    def test_values(self, message: Callable[..., str], option: str, value: str, rule: str) -> None:
+        """Values out of range and of the wrong type."""
+        assert message(option, value).endswith(f"error: argument {option}: {rule}, got {value!r}") or (
+            option == "--device" and f"argument --device: {rule}" in message(option, value)
+        )
+
+    @pytest.mark.usefixtures("no_network")
+    @pytest.mark.parametrize("exists", [True, False], ids=["empty", "missing"])
+    def test_no_pictures_and_no_network(self, message: Callable[..., str], tmp_path: Path, exists: bool) -> None:
+        """A failed download is the reason given; no folder is left behind, and none is taken away."""
+        folder = tmp_path / "pictures"
+        if exists:
+            folder.mkdir()
+        line = message("--data", folder)
+        assert "argument --data: must be a folder with pictures as train/<class>/*" in line
+        assert f"got {str(folder)!r}" in line
+        assert "no network" in line
+        assert exists == folder.exists()
+
+    def test_file(self, message: Callable[..., str], tmp_path: Path) -> None:
+        """A file is no folder."""
+        file = tmp_path / "pictures.zip"
+        file.touch()
+        assert message("--data", file).endswith(f"argument --data: must be a folder, got the file {str(file)!r}")
+
+    @pytest.mark.parametrize(
+        ("remove", "reason"),
+        [
+            ("test", "test"),
+            ("test/*", "Couldn't find any class folder"),
+            ("train/light/*", "no valid file for the classes light"),
+            ("test/light", "only one of them has ['light']"),
+            ("*/light", "two or more classes"),
+        ],
+    )
+    def test_incomplete_tree(self, message: Callable[..., str], tmp_path: Path, remove: str, reason: str) -> None:
+        """A part, its classes or a class's pictures are missing."""
+        tree = make_tree(tmp_path / "pictures", train=2, test=2)
+        for path in tree.glob(remove):
+            path.rename(tmp_path / "-".join(path.relative_to(tree).parts))
+        line = message("--data", tree)
+        assert "argument --data: must hold pictures as train/<class>/* and test/<class>/*" in line
+        assert f"got {str(tree)!r}" in line
+        assert reason in line
+
+    @pytest.mark.parametrize("kept", [0, 100, 300], ids=["empty", "head", "cut"])
+    def test_broken_picture(self, message: Callable[..., str], tmp_path: Path, kept: int) -> None:
+        """A picture that cannot be read is named, before training gets to it."""
+        tree = make_tree(tmp_path / "pictures", train=2, test=2)
+        broken = tree / "test" / "light" / "1.jpg"
+        broken.write_bytes(broken.read_bytes()[:kept])
+        assert f"argument --data: must hold pictures that can be read, got {str(broken)!r}: " in message("--data", tree)
+
+
+class TestPictures:
+    """What the sets hold."""
+
+    def test_generated(self, example: ModuleType) -> None:
+        """CIFAR's shape and ten classes of one size; the seed rules all of it; no picture is in both sets."""
+        one, same, other = (example.generate(seed, train=100, test=50) for seed in (0, 0, 1))
+        images, labels = one.train.tensors
+        assert ((100, 3, 32, 32), torch.uint8) == (images.shape, images.dtype)
+        assert labels.bincount().tolist() == [10] * 10
+        assert torch.equal(images, same.train.tensors[0])
+        assert not torch.equal(images, other.train.tensors[0])
+        assert not torch.equal(images[:50], one.test.tensors[0])
+
+    def test_tree(self, example: ModuleType, tree: Path) -> None:
+        """Pictures of any size become uint8 of 32 by 32 pixels, numbered by class."""
+        pictures = example.load(tree)
+        assert pictures.classes == ["dark", "light"]
+        assert {((3, 32, 32), torch.uint8)} == {(tuple(image.shape), image.dtype) for image, _ in pictures.train}
+        assert [label for _, label in pictures.train] == [0] * 24 + [1] * 24
+
+    @pytest.mark.usefixtures("no_network")
+    def test_cifar10(self, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        """A root as torchvision leaves it after a download is read, without asking the network."""
+        folder = tmp_path / CIFAR10.base_folder
+        folder.mkdir()
+
+        def write(name: str, content: dict[str, Any]) -> str:
+            data = pickle.dumps(content)
+            (folder / name).write_bytes(data)
+            return hashlib.md5(data, usedforsecurity=False).hexdigest()
+
+        pixels = np.arange(12 * 3072, dtype=np.int64).astype(np.uint8).reshape(12, 3072)
+        batch = {"data": pixels, "labels": [i % 10 for i in range(12)]}
+        monkeypatch.setattr(CIFAR10, "train_list", [["data_batch_1", write("data_batch_1", batch)]])
+        monkeypatch.setattr(CIFAR10, "test_list", [["test_batch", write("test_batch", batch)]])
+        names = {"label_names": [f"class {i}" for i in range(10)]}
+        monkeypatch.setattr(CIFAR10, "meta", CIFAR10.meta | {"md5": write("batches.meta", names)})
+        assert len(run("--device", "cpu", "--data", tmp_path, "--epochs", 1, "--batch-size", 4).losses) == 3
+
+
+class TestPrepare:
+    """What happens to a batch on the device."""
+
+    def test_flips_picture_by_picture(self, example: ModuleType) -> None:
+        """Each picture is mirrored or not, as the table says, from the epoch's beginning on."""
+        flips = torch.tensor([[False, True, True], [True, False, True]])
+        images = torch.randint(256, (3, 3, 32, 32), dtype=torch.uint8)
+        labels = torch.arange(3)
+        plain, prepare = example.Prepare(torch.device("cpu")), example.Prepare(torch.device("cpu"), flips)
+        as_it_is, mirrored = plain((images, labels))[0], plain((images.flip(-1), labels))[0]
+        for epoch in (0, 1):
+            prepare.start(epoch)
+            parts = [prepare((images[:2], labels[:2]))[0], prepare((images[2:], labels[2:]))[0]]
+            expected = torch.where(flips[epoch][:, None, None, None], mirrored, as_it_is)
+            assert torch.equal(expected, torch.cat(parts))
+
+    def test_normalises(self, example: ModuleType) -> None:
+        """From uint8 to float32 with CIFAR's mean at zero, and its deviation as the unit."""
+        grey = torch.full((1, 3, 32, 32), 255, dtype=torch.uint8)
+        images, _ = example.Prepare(torch.device("cpu"))((grey, torch.zeros(1)))
+        expected = (1 - torch.tensor(example.MEAN)) / torch.tensor(example.STD)
+        torch.testing.assert_close(images[0, :, 0, 0], expected)
