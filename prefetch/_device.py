@@ -36,32 +36,28 @@ def resolve(device: torch.device | str | int | None) -> torch.device:
         raise TypeError(f"device must be a torch.device, a name such as 'cuda:0', an index or None, got {device!r}")
     if isinstance(device, int) and device < 0:
         raise ValueError(f"device must be an index from 0 upwards, got {device!r}")
-    if isinstance(device, int):
-        accelerator = torch.accelerator.current_accelerator(check_available=True)
-        if accelerator is None:
-            raise RuntimeError(f"device={device!r} needs an accelerator and there is none; {_REMEDY}")
-        wanted = torch.device(accelerator.type, device)
-    else:
-        try:
-            wanted = torch.device(device)
-        except RuntimeError as error:
-            raise ValueError(f"device must name a device such as 'cpu' or 'cuda:0', got {device!r}") from error
-    if is_host(wanted):
+    try:
+        # torch itself takes an index for the current accelerator's, but names CUDA where there is none.
+        wanted = None if isinstance(device, int) else torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"device must name a device such as 'cpu' or 'cuda:0', got {device!r}") from error
+    if wanted is not None and is_host(wanted):
         return torch.device("cpu")
     accelerator = torch.accelerator.current_accelerator(check_available=True)
-    if accelerator is None or accelerator.type != wanted.type:
+    if accelerator is None or (wanted is not None and accelerator.type != wanted.type):
         there = "there is no accelerator" if accelerator is None else f"the accelerator is {accelerator.type!r}"
         raise RuntimeError(f"device={device!r} is not available: {there}; {_REMEDY}")
+    index = device if isinstance(device, int) else wanted.index if wanted is not None else None
     count = torch.accelerator.device_count()
-    if wanted.index is not None and wanted.index >= count:
-        raise RuntimeError(f"device={device!r} is not available: {count} {wanted.type!r} device(s) found; {_REMEDY}")
-    return _indexed(wanted)
+    if index is not None and index >= count:
+        raise RuntimeError(
+            f"device={device!r} is not available: {count} {accelerator.type!r} device(s) found; {_REMEDY}"
+        )
+    return _indexed(accelerator) if index is None else torch.device(accelerator.type, index)
 
 
-def _indexed(device: torch.device) -> torch.device:
-    if device.index is not None:
-        return device
-    return torch.device(device.type, torch.accelerator.current_device_index())
+def _indexed(accelerator: torch.device) -> torch.device:
+    return torch.device(accelerator.type, torch.accelerator.current_device_index())
 
 
 def is_host(device: torch.device) -> bool:
@@ -69,9 +65,9 @@ def is_host(device: torch.device) -> bool:
     return device.type == "cpu"
 
 
-def new_stream(device: torch.device) -> torch.Stream | None:
-    """A side stream of an accelerator, or ``None`` for one without streams."""
-    return None if device.type in _WITHOUT_STREAMS else torch.Stream(device)
+def has_streams(device: torch.device) -> bool:
+    """Whether work can be queued on side streams of the device."""
+    return not is_host(device) and device.type not in _WITHOUT_STREAMS
 
 
 def current_stream(device: torch.device) -> torch.Stream:

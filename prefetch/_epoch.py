@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
+from collections import deque
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 
 from prefetch._device import current_stream, on_stream
+from prefetch._errors import PrefetchWarning
 from prefetch._feeder import InlineFeeder
 from prefetch._memory import RecordStream, Sources
 from prefetch._transfer import Transfer
@@ -22,14 +26,18 @@ class Arrival(NamedTuple):
 
 
 class Lane:
-    """What all passes of one prefetcher share: the side stream and the memory in flight on it."""
+    """What all passes of one prefetcher share: the side stream and the memory in flight on it.
 
-    def __init__(self, device: torch.device, stream: torch.Stream, transfer: Transfer) -> None:
-        self._device = device
+    Each method is called from the thread that asks for a batch.
+    """
+
+    def __init__(self, stream: torch.Stream, transfer: Transfer) -> None:
+        self._device = transfer.device
         self._stream = stream
         self._transfer = transfer
         self._memory = RecordStream()
         self._sources = Sources()
+        self._last_copied: torch.Event | None = None
 
     def start_pass(self) -> None:
         """Order the side stream after what the caller has queued, for tensors that the transform closes over."""
@@ -41,6 +49,11 @@ class Lane:
         self._memory.moved_on()
         self._sources.release()
 
+    def take_warning(self) -> str | None:
+        """What has come up since the last call that the caller should be told."""
+        warning, self._transfer.pageable = self._transfer.pageable, None
+        return warning
+
     def issue(self, batch: Any) -> Arrival:
         """Queue the transfer of a host batch on the side stream."""
         self._memory.make_room()
@@ -48,23 +61,23 @@ class Lane:
             try:
                 moved, tensors = self._transfer(batch, producer)
             finally:  # after an error too: some leaves may be on their way
-                copied = self._stream.record_event()
+                self._last_copied = copied = self._stream.record_event()
                 self._sources.hold(batch, copied)
         return Arrival(moved, tensors, copied)
 
-    def deliver(self, arrival: Arrival) -> Any:
-        """The batch, for the stream that is current now."""
+    def deliver(self, arrival: Arrival, last_copied: deque[torch.Event]) -> Any:
+        """The batch, for the stream that is current now; its copy's event is added to ``last_copied``."""
+        last_copied.append(arrival.copied)
         consumer = current_stream(self._device)
         consumer.wait_event(arrival.copied)
         self._memory.hand_over(arrival.tensors, consumer)
         return arrival.batch
 
-    def finish_pass(self) -> None:
-        """Release the last host batches.
-
-        The wait costs the device nothing: the consumer's last step is queued, and itself waits for the same copy.
-        """
-        self._sources.drain()
+    def end_pass(self) -> None:
+        """Order what the caller does next after transforms that are under way: it may change what they read."""
+        if self._transfer.has_transform and self._last_copied is not None:
+            current_stream(self._device).wait_event(self._last_copied)
+        self._sources.release()
 
 
 class SideStreamEpoch(Iterator[Any]):
@@ -73,21 +86,34 @@ class SideStreamEpoch(Iterator[Any]):
     def __init__(self, iterator: Iterator[Any], lane: Lane, prefetch_batches: int) -> None:
         self._lane = lane
         self._feeder = InlineFeeder(iterator, lane.issue, prefetch_batches)
+        self._last_copied: deque[torch.Event] = deque(maxlen=1)
         lane.start_pass()
 
     def __next__(self) -> Any:
         """The next batch, ready for the stream that is current in the calling thread."""
-        self._lane.step_done()
+        lane, feeder, last_copied = self._lane, self._feeder, self._last_copied
+        del self  # see InlineFeeder: an error that waits for its turn refers to this frame
+        if (warning := lane.take_warning()) is not None:  # before a batch is taken: a warning may be made an error
+            warnings.warn(warning, PrefetchWarning, stacklevel=2)
+        lane.step_done()
         try:
-            arrival = self._feeder.take()
+            return lane.deliver(feeder.take(), last_copied)
         except StopIteration:
-            self._lane.finish_pass()
+            # Lets the last host batches go. The wait costs the device nothing: what the caller has queued on the last
+            # batch waits for the same copy.
+            while last_copied:
+                last_copied.pop().synchronize()
+            lane.end_pass()
             raise
-        return self._lane.deliver(arrival)
 
     def close(self) -> None:
         """End the pass: the loader's iterator and the batches on their way are dropped."""
         self._feeder.close()
+        self._lane.end_pass()
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():  # then the device may be gone before us
+            self.close()
 
 
 class PlainEpoch(Iterator[Any]):

@@ -13,7 +13,11 @@ class InlineFeeder(Generic[Issued]):
     """Keeps up to ``look_ahead`` issued batches beyond the one that is taken.
 
     An error of the loader, or of issuing a batch, takes that batch's place: it is raised when its turn comes, and
-    the loader is not asked again before. What is no ``Exception`` (Ctrl-C) is raised at once.
+    the loader is not asked again before. What is no ``Exception`` (Ctrl-C) is raised at once, and loses the batch that
+    was being issued, if any, as it would in the bare loop.
+
+    The traceback of a queued error refers to the frames that were running, with all their local names. So none of these
+    may name a good batch, nor the owner of the feeder, who calls :meth:`close` in the end.
 
     Args:
         iterator: The loader's iterator; dropped when it ends, so that its workers end too.
@@ -39,13 +43,13 @@ class InlineFeeder(Generic[Issued]):
             pass
         if not self._queue:
             raise StopIteration
-        first = self._queue.popleft()
-        if isinstance(first, Exception):
+        if isinstance(self._queue[0], Exception):
+            error = self._queue.popleft()
             try:
-                raise first
+                raise error
             finally:
-                del first  # its traceback holds this frame
-        return first
+                del error  # its traceback holds this frame
+        return self._queue.popleft()  # type: ignore[return-value] # which has just been seen to be no error
 
     def close(self) -> None:
         """Let go of the loader's iterator and of all batches not taken."""
@@ -58,9 +62,15 @@ class InlineFeeder(Generic[Issued]):
         if self._iterator is None or (queue and isinstance(queue[-1], Exception)):
             return False
         try:
-            queue.append(self._issue(next(self._iterator)))
+            batch = next(self._iterator)
         except StopIteration:
             self._iterator = None
+            return True
         except Exception as error:  # noqa: BLE001 - raised in its turn by take()
+            queue.append(error)
+            return True
+        try:
+            queue.append(self._issue(batch))
+        except Exception as error:  # noqa: BLE001 - likewise
             queue.append(error)
         return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Iterable
@@ -21,9 +22,10 @@ class RecordStream:
     is next asked for memory; a host that runs ahead of the device would therefore allocate new blocks without end.
     So before a batch is allocated, the host waits until all of the consumer's steps but the last have finished.
 
-    With ``p = prefetch_batches``, when batch ``j`` is allocated the step on batch ``j - (p + 2)`` is done, and device
-    memory holds at most ``p + 3`` batches: ``p`` ahead, the new one, the one that the loop's variable still
-    holds, and the one before, whose release may be under way.
+    With ``p = prefetch_batches``, when batch ``j`` is allocated, in answer to the request for batch ``j - p``, the step
+    on batch ``j - (p + 2)`` is done. Device memory then holds at most ``p + 3`` batches: ``p`` ahead, the new one, the
+    one that the loop's variable still holds, and the one before. The last was let go after the consumer had begun to
+    wait for the next batch's copy, so that it is free only when that copy is done, though no kernel uses it any more.
 
     Belongs to a prefetcher, not to a pass, so that the bound holds over short and broken-off passes.
     """
@@ -31,17 +33,22 @@ class RecordStream:
     def __init__(self) -> None:
         self._consumer: torch.Stream | None = None
         self._steps: deque[torch.Event] = deque()
+        self._lock = threading.Lock()  # passes in several threads share a side stream
 
     def moved_on(self) -> None:
         """The consumer has queued all its work on the last batch and asks for the next."""
-        if self._consumer is not None:
-            self._steps.append(self._consumer.record_event())
-            self._consumer = None
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            self._steps.append(consumer.record_event())
 
     def make_room(self) -> None:
         """Wait, on the host, until the next batch may be allocated."""
-        while len(self._steps) > _UNFINISHED_STEPS:
-            self._steps.popleft().synchronize()
+        while True:
+            with self._lock:
+                if len(self._steps) <= _UNFINISHED_STEPS:
+                    return
+                step = self._steps.popleft()
+            step.synchronize()
 
     def hand_over(self, tensors: Iterable[torch.Tensor], consumer: torch.Stream) -> None:
         """Give a batch's memory to the work that ``consumer`` will queue on it."""
@@ -51,7 +58,7 @@ class RecordStream:
 
 
 class Sources:
-    """Host batches whose copies may still run: held until they are done, and not longer.
+    """Host batches whose copies may still run: held until the copies are seen to be done.
 
     The pinned allocator protects only blocks that it handed out itself; memory that was page-locked by other means
     would be freed under the running copy.
@@ -59,7 +66,7 @@ class Sources:
 
     def __init__(self) -> None:
         self._held: deque[tuple[torch.Event, Any]] = deque()
-        self._lock = threading.Lock()  # passes in several threads share a side stream
+        self._lock = threading.Lock()  # as above; batches are let go outside of it, for that may run any code
 
     def hold(self, batch: Any, copied: torch.Event) -> None:
         """Keep ``batch`` until ``copied`` has happened."""
@@ -67,16 +74,15 @@ class Sources:
 
     def release(self) -> None:
         """Drop those whose copies are done."""
-        with self._lock:
-            while self._held and self._held[0][0].query():
-                self._held.popleft()
-
-    def drain(self) -> None:
-        """Wait, on the host, for all copies, and drop all."""
-        with self._lock:
-            while self._held:
-                self._held[0][0].synchronize()
-                self._held.popleft()
+        while True:
+            with self._lock:
+                if not self._held or not self._held[0][0].query():
+                    return
+                done = self._held.popleft()
+            del done
 
     def __del__(self) -> None:
-        self.drain()
+        # A device that has failed, or a forked process that has none, runs no copies: nothing is left to wait for.
+        with contextlib.suppress(RuntimeError):
+            for copied, _ in self._held:
+                copied.synchronize()

@@ -8,7 +8,7 @@ from typing import Any, Generic, Literal, SupportsIndex, TypeVar, get_args
 
 import torch
 
-from prefetch._device import is_host, new_stream, resolve
+from prefetch._device import has_streams, resolve
 from prefetch._epoch import Lane, PlainEpoch, SideStreamEpoch
 from prefetch._transfer import Transfer
 
@@ -39,8 +39,9 @@ class CUDAPrefetcher(Generic[T]):
     batch is never written to. A leaf that requires gradients arrives as a leaf that requires gradients.
 
     A batch can be used on the stream that is current when it is asked for, and on others after the usual
-    ``wait_stream`` and ``record_stream``. Device memory holds at most ``prefetch_batches + 3`` batches, as long as no
-    more than one is kept by the caller: before it allocates a batch, the host waits for the last step but one.
+    ``wait_stream`` and ``record_stream``. Device memory holds at most ``prefetch_batches + 3`` batches, beside what the
+    caller keeps, what a cast or the transform needs for a moment, and what a second open pass holds: before it
+    allocates a batch, the host waits for the last step but one.
 
     Every other attribute (``dataset``, ``sampler``, ``batch_size``, ...) is the loader's.
 
@@ -54,7 +55,8 @@ class CUDAPrefetcher(Generic[T]):
         memory: Who owns the device memory. ``"record_stream"``: it is allocated on the side stream, and
             ``Tensor.record_stream`` keeps it from being reused before the consumer's kernels are done. [2]_
         transform: Called on each device batch, on the side stream, under ``torch.no_grad``. Its result takes the
-            batch's place. Tensors that it closes over must be ready on the current stream when a pass starts.
+            batch's place. Tensors that it closes over are waited for when a pass starts, and must not be written to
+            before it ends.
         dtype: Floating-point type to which floating leaves are cast, on the device, after the copy.
         memory_format: As in ``Tensor.to``: ``torch.channels_last`` for 4-D leaves, ``torch.channels_last_3d`` for 5-D
             leaves, ``torch.contiguous_format`` for both. Objects with their own ``.to`` are neither cast nor
@@ -109,12 +111,10 @@ class CUDAPrefetcher(Generic[T]):
 
         The iterator has a method ``close()``, which ends the pass early; letting go of the iterator does the same.
         """
-        if self._lane is None and not is_host(self._device):
-            stream = new_stream(self._device)
-            if stream is not None:
-                self._lane = Lane(self._device, stream, self._transfer)
-        if self._lane is None:
+        if not has_streams(self._device):
             return PlainEpoch(iter(self._loader), self._transfer)
+        if self._lane is None:
+            self._lane = Lane(torch.Stream(self._device), self._transfer)
         return SideStreamEpoch(iter(self._loader), self._lane, self._prefetch_batches)
 
     def __len__(self) -> int:
@@ -149,8 +149,8 @@ class CUDAPrefetcher(Generic[T]):
                 f"{type(self).__name__!r} has no attribute {name!r}: the loader's own would count the batches that are "
                 "looked ahead as delivered"
             )
-        if "_loader" not in self.__dict__:
-            raise AttributeError(name)
+        if "_loader" not in self.__dict__ or name.startswith("__"):  # copy and pickle ask for the latter
+            raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
         return getattr(self._loader, name)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import functools
 import inspect
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from prefetch._batch import has_own_to, memory_of, own_copy, tensors_on, walk
-from prefetch._device import current_stream, is_host
-from prefetch._errors import PrefetchWarning
+from prefetch._batch import memory_of, tensors_on, walk
+from prefetch._device import current_stream, has_streams, is_host
+from prefetch._errors import PrefetchError
+from prefetch._rebuild import own_copy
 
 # The dimensions of the tensors to which a memory format can be given, as in torch.empty(memory_format=).
 MEMORY_FORMAT_DIMS = {
@@ -24,7 +24,7 @@ MEMORY_FORMAT_DIMS = {
 
 
 class Transfer:
-    """Moves batches to one device; has no state between batches but the warning that it has given.
+    """Moves batches to one device; between batches it remembers only whether it met pageable memory.
 
     Args:
         device: Where tensors go.
@@ -44,19 +44,22 @@ class Transfer:
         skip_keys: frozenset[str],
     ) -> None:
         self.device = device
-        self._transform = transform
-        self._dtype = dtype
-        self._memory_format = memory_format
-        self._format_dims = () if memory_format is None else MEMORY_FORMAT_DIMS[memory_format]
         self.skip_keys = skip_keys
         self.moves = not is_host(device)  # a batch for the CPU stays where the loader made it
-        self.warns = self.moves  # until it has
-        self.works_on_leaves = bool(transform or dtype or self._format_dims)
+        # Without a stream to wait for, an asynchronous copy would read its source after it is gone.
+        self.non_blocking = has_streams(device)
+        self.converts = dtype is not None or bool(memory_format and MEMORY_FORMAT_DIMS[memory_format])
+        self._dtype = dtype
+        self._memory_format = memory_format
+        self._transform = transform
+        self._looks_for_pageable = self.non_blocking
+        self.pageable: str | None = None
+        """What to say about the first leaf that was copied synchronously; for the caller to say once, and clear."""
 
     @property
     def is_identity(self) -> bool:
         """Whether batches come out as they went in."""
-        return not self.moves and not self.works_on_leaves
+        return not self.moves and not self.converts and self._transform is None
 
     @property
     def has_transform(self) -> bool:
@@ -68,11 +71,11 @@ class Transfer:
 
         Args:
             batch: Nested containers of tensors; see :mod:`prefetch._batch`.
-            producer: The stream that made those leaves that are on the device already, where it is not the
+            producer: The stream on which the loader made what it put on the device itself, where that is not the
                 current one.
 
         Returns:
-            The batch on the device, and the tensors whose memory there was made for it.
+            The batch on the device, and the tensors there that it holds.
 
         Raises:
             PrefetchError: A container of the batch cannot be rebuilt.
@@ -88,7 +91,10 @@ class Transfer:
 
     def _moved(self, batch: Any, producer: torch.Stream | None) -> tuple[Any, list[torch.Tensor]]:
         move = _Move(self, producer)
-        moved = walk(batch, move)
+        try:
+            moved = walk(batch, move)
+        except RecursionError as error:
+            raise PrefetchError("a container in the batch holds itself: give it a method .to(device)") from error
         if self._transform is None:
             return moved, move.tensors
         with torch.no_grad():
@@ -97,22 +103,22 @@ class Transfer:
 
     def convert(self, tensor: torch.Tensor) -> torch.Tensor:
         """Cast and format a leaf: after the copy, so that the narrow type crosses the bus."""
-        if self._dtype is not None and tensor.is_floating_point():
-            tensor = tensor.to(self._dtype)
-        if self._memory_format and tensor.dim() in self._format_dims and tensor.layout is torch.strided:
-            tensor = tensor.contiguous(memory_format=self._memory_format)
-        return tensor
+        dtype = self._dtype if self._dtype is not None and tensor.is_floating_point() else tensor.dtype
+        memory_format = self._memory_format
+        if memory_format and tensor.layout is torch.strided and tensor.dim() in MEMORY_FORMAT_DIMS[memory_format]:
+            return tensor.to(dtype=dtype, memory_format=memory_format)
+        return tensor.to(dtype)
 
-    def warn_if_pageable(self, source: torch.Tensor) -> None:
-        """Say once that a copy is synchronous, and what to do about it."""
-        if source.numel() == 0 or source.layout is not torch.strided or not is_host(source.device):
+    def look_for_pageable(self, source: torch.Tensor) -> None:
+        """Note the first leaf whose copy had to be synchronous."""
+        if not self._looks_for_pageable or source.is_pinned() or source.numel() == 0:
             return
-        self.warns = False
-        warnings.warn(
-            f"a {source.dtype} tensor of shape {tuple(source.shape)} in the batch is in pageable memory: its copy "
-            "blocks the host and cannot overlap with compute; build the loader with DataLoader(pin_memory=True)",
-            PrefetchWarning,
-            stacklevel=2,
+        if source.layout is not torch.strided or not is_host(source.device):
+            return
+        self._looks_for_pageable = False
+        self.pageable = (
+            f"a {source.dtype} tensor of shape {tuple(source.shape)} in the batch is in pageable memory: the host "
+            "waits for its copy, which is slower too; build the loader with DataLoader(pin_memory=True)"
         )
 
 
@@ -133,16 +139,14 @@ class _Move:
         if known is not None:
             return known[1]
         transfer = self._transfer
-        result = source.to(transfer.device, non_blocking=True) if transfer.moves else source
-        if result is source:
-            if transfer.works_on_leaves and self._producer is not None:
-                # It is on the device, made on the caller's stream, and about to be read on ours.
-                stream = current_stream(transfer.device)
-                stream.wait_stream(self._producer)
-                source.record_stream(stream)
-        elif transfer.warns and not source.is_pinned():
-            transfer.warn_if_pageable(source)
-        if transfer.works_on_leaves:
+        result = source
+        if transfer.moves:
+            result = source.to(transfer.device, non_blocking=transfer.non_blocking)
+        if result is not source:
+            transfer.look_for_pageable(source)
+        elif self._producer is not None:
+            self._resident(memory_of(source))
+        if transfer.converts:
             result = transfer.convert(result)
         if result is not source:
             if source.requires_grad:
@@ -152,21 +156,37 @@ class _Move:
         return result
 
     def other(self, source: Any) -> Any:
-        if not self._transfer.moves or not has_own_to(type(source)):
+        transfer = self._transfer
+        if not transfer.moves:
             return source
         known = self._moved.get(id(source))
         if known is not None:
             return known[1]
+        self.skipped(source)  # it may hold tensors that are on the device already
         clone = own_copy(source)  # the .to of some classes works in place
-        result = clone.to(self._transfer.device, **_non_blocking(type(source)))
+        result = clone.to(transfer.device, **(_asynchronous(type(source)) if transfer.non_blocking else {}))
         if result is None:
             result = clone
-        self.tensors += tensors_on(result, self._transfer.device)
+        self.tensors += tensors_on(result, transfer.device)
         self._moved[id(source)] = (source, result)
         return result
 
+    def skipped(self, value: Any) -> None:
+        if self._producer is not None:
+            self._resident(tensors_on(value, self._transfer.device))
 
-def _knows_non_blocking(kind: type) -> dict[str, bool]:
+    def _resident(self, tensors: list[torch.Tensor]) -> None:
+        """Order what the loader made on the device before us and, through us, before the consumer."""
+        if not tensors or self._producer is None:
+            return
+        stream = current_stream(self._transfer.device)
+        stream.wait_stream(self._producer)
+        for tensor in tensors:
+            tensor.record_stream(stream)
+        self.tensors += tensors
+
+
+def _asynchronous_copy(kind: type) -> dict[str, bool]:
     """The keyword for ``kind.to`` to copy asynchronously, where it knows the word."""
     try:
         parameters = inspect.signature(kind.to).parameters.values()  # type: ignore[attr-defined]
@@ -176,4 +196,4 @@ def _knows_non_blocking(kind: type) -> dict[str, bool]:
     return {"non_blocking": True} if knows else {}
 
 
-_non_blocking: Callable[[type], dict[str, bool]] = functools.lru_cache(maxsize=256)(_knows_non_blocking)
+_asynchronous: Callable[[type], dict[str, bool]] = functools.lru_cache(maxsize=256)(_asynchronous_copy)

@@ -3,6 +3,6 @@
 import os
 
 # The simulated accelerator takes precedence over CUDA in torch.accelerator: the two never share a process.
-os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 pytest_plugins = ["tests.simulator.fixtures"]

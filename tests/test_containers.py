@@ -8,7 +8,7 @@ import dataclasses
 import types
 from collections import ChainMap, Counter, OrderedDict, UserDict, UserList, UserString, defaultdict, deque
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pytest
@@ -163,8 +163,10 @@ class Sample:
     never_set: Any = dataclasses.field(init=False, repr=False, compare=False)
     runs: list[int] = dataclasses.field(default_factory=list)
     seed: dataclasses.InitVar[int] = 0
+    made: ClassVar[int] = 0
 
     def __post_init__(self, seed: int) -> None:
+        Sample.made += 1
         self.runs.append(seed)
 
 
@@ -420,7 +422,9 @@ class TestDataclasses:
         source = Sample(leaf, {"y": tensor(2)}, seed=7)
         source.cache = [tensor(3)]
         source.extra = "kept"  # type: ignore[attr-defined]
+        made = Sample.made
         result = moved(source)
+        assert Sample.made == made
         assert (type(result), result.runs, result.extra) == (Sample, [7], "kept")
         assert is_moved(result.image, 1)
         assert is_moved(result.label["y"], 2)
@@ -554,6 +558,47 @@ class TestOwnTo:
     def test_class_with_to_is_no_object(self, sim: Any) -> None:
         """The class itself in a batch is passed on."""
         assert moved([Inplace])[0] is Inplace
+
+
+class Node:
+    """Moves itself; its attributes are a tree whose branches know their root."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.branch = FrozenSample([tensor], self)
+        self.history = list(range(3))
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Node:
+        """Makes another one."""
+        return Node(self.branch.image[0].to(device, non_blocking=non_blocking))
+
+
+class TestCycles:
+    """Structures that refer to themselves."""
+
+    def test_inside_of_an_object(self, sim: Any) -> None:
+        """An object that moves itself may be as cyclic as it likes."""
+        result = moved([Node(tensor(4))])[0]
+        assert is_moved(result.branch.image[0], 4)
+        assert result.branch.label is result
+
+    def test_container_that_holds_itself(self, sim: Any) -> None:
+        """A container in itself cannot be rebuilt; the error says what to do."""
+        batch: list[Any] = [tensor(1)]
+        batch.append(batch)
+        with pytest.raises(
+            PrefetchError, match=r"a container in the batch holds itself: give it a method .to\(device\)"
+        ):
+            moved(batch)
+
+    def test_container_that_holds_itself_in_a_transform(self, sim: Any) -> None:
+        """A transform may return what it likes."""
+
+        def transform(batch: torch.Tensor) -> Any:
+            result: list[Any] = [batch]
+            result.append(result)
+            return result
+
+        assert is_moved(moved(tensor(1), transform=transform)[1][1][0], 1)
 
 
 class TestReferences:

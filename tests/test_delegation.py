@@ -144,6 +144,18 @@ def test_copies_work_on_their_own(sim: Any, duplicate: Any) -> None:
     assert len(streams) == 2
 
 
+def test_special_methods_are_not_the_loaders() -> None:
+    """A loader that copies itself in its own way does not take over the copying of its prefetcher."""
+
+    class CopiesItself(list[int]):
+        def __deepcopy__(self, memo: Any) -> CopiesItself:
+            return CopiesItself(self)
+
+    again = copy.deepcopy(CUDAPrefetcher(CopiesItself([1, 2]), "cpu"))
+    assert type(again) is CUDAPrefetcher
+    assert list(again) == [1, 2]
+
+
 def test_half_made_object_has_no_attributes() -> None:
     """Attribute access while there is no loader yet, as copy does, is an AttributeError and no endless recursion."""
     empty = CUDAPrefetcher.__new__(CUDAPrefetcher)

@@ -1,3 +1,4 @@
+import contextlib
 import hashlib
 import importlib
 import os
@@ -23,6 +24,8 @@ pytest.importorskip("tqdm")
 from PIL import Image
 from torchvision.datasets import CIFAR10
 
+from tests import simulator
+
 REPOSITORY = Path(__file__).parents[1]
 EXAMPLES = REPOSITORY / "examples"
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -33,6 +36,9 @@ Run = Callable[..., Any]
 @pytest.fixture(name="example", scope="module")
 def _example() -> Iterator[ModuleType]:
     """The example as a module; its folder is no package, as a script's is not."""
+    # autograd counts the accelerators at a process's first backward pass: one that is loaded later cannot have any.
+    with contextlib.suppress(simulator.SimulatorUnavailable):  # then the test that needs it is skipped
+        simulator.load()
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(EXAMPLES)
         yield importlib.import_module("cifar10")
@@ -88,6 +94,16 @@ def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(urllib.request, "urlopen", refuse)
 
 
+OPTIONS = ("--device", "cpu", "--epochs", 2, "--batch-size", 10)
+
+
+@pytest.fixture(name="expected", scope="module")
+def _expected(example: ModuleType, tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A run with OPTIONS, for others to be compared with."""
+    plot = tmp_path_factory.mktemp("expected") / "plot.png"
+    return example.main([str(word) for word in (*OPTIONS, "--data", tree, "--plot", plot)])
+
+
 class TestCommandLine:
     """The example as a user starts it."""
 
@@ -127,14 +143,6 @@ class TestCommandLine:
 class TestSameResults:
     """What a run gives depends on the seed, and not on how its batches come."""
 
-    options = ("--device", "cpu", "--epochs", 2, "--batch-size", 10)
-
-    @pytest.fixture(name="expected", scope="class")
-    def _expected(self, example: ModuleType, tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
-        """The run that the others are compared with."""
-        plot = tmp_path_factory.mktemp("expected") / "plot.png"
-        return example.main([str(word) for word in (*self.options, "--data", tree, "--plot", plot)])
-
     # From Python 3.12 on a fork beside running threads, which torch has, is warned of.
     @pytest.mark.filterwarnings("ignore:This process.*multi-threaded:DeprecationWarning")
     @pytest.mark.parametrize(
@@ -144,19 +152,21 @@ class TestSameResults:
     )
     def test_on_the_cpu(self, run: Run, tree: Path, expected: Any, options: tuple[object, ...]) -> None:
         """Losses and accuracies are equal bit for bit, with workers and without, prefetched or not."""
-        result = run(*self.options, "--data", tree, *options)
+        result = run(*OPTIONS, "--data", tree, *options)
         assert (expected.losses, expected.accuracies) == (result.losses, result.accuracies)
 
     def test_other_seeds_differ(self, run: Run, tree: Path, expected: Any) -> None:
         """The seed does rule the run."""
-        assert expected.losses != run(*self.options, "--data", tree, "--seed", 1).losses
+        assert expected.losses != run(*OPTIONS, "--data", tree, "--seed", 1).losses
 
-    def test_on_an_accelerator(self, sim: ModuleType, run: Run, tree: Path) -> None:
-        """On the simulated one, look-ahead changes no loss, and its fixture finds no race."""
-        options = ("--device", "sim", "--steps", 4, "--batch-size", 16, "--workers", 0, "--data", tree)
-        prefetched, plain = run(*options), run(*options, "--no-prefetch")
+    @pytest.mark.usefixtures("sim")
+    def test_on_an_accelerator(self, run: Run, tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """The simulated one is the default; look-ahead changes no loss on it, and its fixture finds no race."""
+        options = ("--steps", 4, "--batch-size", 16, "--workers", 0, "--data", tree)
+        prefetched, plain = run(*options), run(*options, "--device", "sim", "--no-prefetch")
         assert len(plain.losses) == 4
         assert (plain.losses, plain.accuracies) == (prefetched.losses, prefetched.accuracies)
+        assert "device: sim:0, with CUDAPrefetcher" in capsys.readouterr().out
 
 
 class TestOptions:
@@ -164,7 +174,7 @@ class TestOptions:
 
     def test_generated_pictures_can_be_learned(self, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
         """Without --data pictures are generated, the output says so, and guessing (10 %) is left far behind."""
-        result = run("--device", "cpu", "--steps", 200, "--batch-size", 32)
+        result = run("--device", "cpu", "--steps", 100, "--batch-size", 64)
         assert result.accuracies[-1] > 0.3
         output = capsys.readouterr().out
         assert "data: 5,000 + 1,000 generated pictures, since no --data was given" in output
@@ -205,20 +215,18 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("option", "value", "rule"),
         [
-            ("--device", "toaster", "device must name a device"),
+            ("--device", "toaster", "device must name a device such as 'cpu' or 'cuda:0'"),
             ("--epochs", "0", "must be an integer from 1 upwards"),
             ("--steps", "two", "must be an integer from 1 upwards"),
             ("--batch-size", "1.5", "must be an integer from 1 upwards"),
             ("--workers", "-1", "must be an integer from 0 upwards"),
             ("--seed", str(2**63), f"must be an integer from 0 to {2**63 - 1}"),
-            ("--plot", os.path.join("nowhere", "plot.png"), "must be a file in a folder that exists"),  # noqa: PTH118
+            ("--plot", "nowhere/plot.png", "must be a file in a folder that exists"),
         ],
     )
     def test_values(self, message: Callable[..., str], option: str, value: str, rule: str) -> None:
         """Values out of range and of the wrong type."""
-        assert message(option, value).endswith(f"error: argument {option}: {rule}, got {value!r}") or (
-            option == "--device" and f"argument --device: {rule}" in message(option, value)
-        )
+        assert message(option, value).endswith(f"error: argument {option}: {rule}, got {value!r}")
 
     @pytest.mark.usefixtures("no_network")
     @pytest.mark.parametrize("exists", [True, False], ids=["empty", "missing"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import doctest
+import re
 
 import torch
 
@@ -17,6 +18,7 @@ LAYERS = [
     ["_epoch"],
     ["_feeder", "_transfer", "_memory"],
     ["_batch", "_device"],
+    ["_rebuild"],
     ["_errors"],
 ]
 
@@ -36,10 +38,15 @@ def test_imports_point_downwards() -> None:
     upwards = []
     for file in files:
         for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("prefetch."):
-                target = str(node.module).removeprefix("prefetch.")
-                if layer[target] <= layer[file.stem]:
-                    upwards.append((file.stem, target))
+            if isinstance(node, ast.Import):
+                assert not any(alias.name.startswith("prefetch") for alias in node.names), "one form is enough to check"
+            if isinstance(node, ast.ImportFrom):
+                assert node.module != "prefetch", "the façade is above everything"
+                assert node.level == 0
+                if str(node.module).startswith("prefetch."):
+                    target = str(node.module).removeprefix("prefetch.")
+                    if layer[target] <= layer[file.stem]:
+                        upwards.append((file.stem, target))
     assert upwards == []
 
 
@@ -50,7 +57,7 @@ def test_only_the_device_module_names_devices() -> None:
         if file.stem == "_device":
             continue
         for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.Constant) and node.value in ("cpu", "cuda", "xpu", "mps"):
+            if isinstance(node, ast.Constant) and re.fullmatch(r"(cpu|cuda|xpu|mps)(:\d+)?", str(node.value)):
                 named.append((file.stem, node.lineno))
             if isinstance(node, ast.Attribute) and node.attr in ("cuda", "is_cuda", "is_cpu", "xpu", "mps"):
                 named.append((file.stem, node.lineno))
@@ -119,4 +126,4 @@ def test_without_an_accelerator() -> None:
     assert lines[0] == "cpu [1, 2]"
     assert lines[1].startswith("device='cuda' is not available: there is no accelerator; pass device=None")
     assert lines[2].startswith("device='cuda:0' is not available: there is no accelerator; pass device=None")
-    assert lines[3].startswith("device=0 needs an accelerator and there is none; pass device=None")
+    assert lines[3].startswith("device=0 is not available: there is no accelerator; pass device=None")

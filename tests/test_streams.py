@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from prefetch import CUDAPrefetcher
+from prefetch import CUDAPrefetcher, PrefetchWarning
 from tests.helpers import Numbered, numbered
 
 ACCELERATOR = torch.accelerator
@@ -79,7 +79,7 @@ def test_one_side_stream_for_life(sim: Any) -> None:
 
 
 def test_no_stream_before_the_first_pass(sim: Any) -> None:
-    """The side stream is made with the first pass, so that a prefetcher can be made before a fork."""
+    """The side stream is made with the first pass, and stays."""
     prefetcher = CUDAPrefetcher(Numbered(1), "sim")
     assert prefetcher._lane is None
     list(prefetcher)
@@ -194,6 +194,16 @@ def test_device_without_streams(sim: Any, monkeypatch: pytest.MonkeyPatch) -> No
     assert streams == {ACCELERATOR.current_stream().stream_id}
 
 
+def test_device_without_streams_copies_synchronously(sim: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a stream to wait for, a source may be overwritten as soon as its batch is there."""
+    monkeypatch.setattr("prefetch._device._WITHOUT_STREAMS", frozenset({"sim"}))
+    sim.configure(latency_us=3000)
+    source = torch.ones(1 << 14).pin_memory()
+    (batch,) = CUDAPrefetcher([source], "sim")
+    source.fill_(7)
+    assert batch.unique().tolist() == [1.0]
+
+
 @pytest.mark.parametrize("prefetch_batches", [0, 1, 2, 3])
 @pytest.mark.parametrize(("copy_ms", "compute_ms"), [(5, 10), (9, 10), (10, 10), (10, 5), (1, 20), (20, 1)])
 def test_makespan(virtual_sim: Any, copy_ms: int, compute_ms: int, prefetch_batches: int) -> None:
@@ -215,9 +225,18 @@ def test_makespan(virtual_sim: Any, copy_ms: int, compute_ms: int, prefetch_batc
 
 
 def test_pageable_memory_is_told_once(sim: Any) -> None:
-    """The first leaf that cannot be copied asynchronously is named, with the remedy; values are right all the same."""
+    """The first leaf that cannot be copied asynchronously is described, with the remedy, at the line of the loop."""
     prefetcher = CUDAPrefetcher([torch.full((2, 3), float(i)) for i in range(4)], "sim")
-    with pytest.warns(match=r"torch.float32 tensor of shape \(2, 3\).*pin_memory=True") as warned:
+    with pytest.warns(PrefetchWarning, match=r"torch.float32 tensor of shape \(2, 3\).*pin_memory=True") as warned:
         values = [batch[0, 0].item() for _ in range(2) for batch in prefetcher]
     assert values == [0.0, 1.0, 2.0, 3.0] * 2
-    assert len(warned) == 1
+    assert [warning.filename for warning in warned] == [__file__]
+
+
+def test_warning_made_an_error_costs_no_batch(sim: Any) -> None:
+    """Where warnings are errors, the loop that goes on after it has every batch."""
+    iterator = iter(CUDAPrefetcher([torch.full((1,), float(i)) for i in range(4)], "sim"))
+    first = next(iterator)
+    with pytest.raises(PrefetchWarning):
+        next(iterator)
+    assert [first.item(), *(batch.item() for batch in iterator)] == [0.0, 1.0, 2.0, 3.0]

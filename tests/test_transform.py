@@ -152,21 +152,78 @@ def test_closed_over_tensors_are_ready(any_sim: Any) -> None:
     assert any_sim.races() == []
 
 
-def test_leaves_already_on_the_device_are_ordered(any_sim: Any) -> None:
-    """A loader that makes tensors on the device is followed by cast and transform, not raced."""
+class Carrier:
+    """Moves itself, and carries a tensor that is on the device already."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+    def to(self, device: torch.device) -> Carrier:
+        """Makes another one."""
+        return Carrier(self.tensor.to(device))
+
+
+def add_one(batch: Any) -> torch.Tensor:
+    """A transform for batches in several packings."""
+    if isinstance(batch, dict):
+        batch = batch["there"]
+    result: torch.Tensor = (batch.tensor if isinstance(batch, Carrier) else batch) + 1
+    return result
+
+
+@pytest.mark.parametrize(
+    ("pack", "options"),
+    [
+        (lambda tensor: tensor, {"transform": add_one}),
+        (Carrier, {"transform": add_one}),
+        (lambda tensor: {"there": tensor}, {"transform": add_one, "skip_keys": ["there"]}),
+        (lambda tensor: tensor + 1, {"dtype": torch.float64}),
+        (lambda tensor: tensor + 1, {}),
+    ],
+    ids=["transform", "own to", "skipped", "cast", "passed on"],
+)
+def test_leaves_already_on_the_device_are_ordered(any_sim: Any, pack: Any, options: Any) -> None:
+    """What a loader makes on the device is ready for cast, transform and consumer, on whatever streams they are."""
     any_sim.configure(kernel_us=1000)
 
     def batches() -> Any:
         for i in range(6):
-            yield torch.full((1 << 14,), float(i), device="sim") * 2
+            yield pack(torch.full((1 << 14,), float(i), device="sim") * 2)
 
-    results = [batch.mean() for batch in CUDAPrefetcher(batches(), "sim", transform=lambda batch: batch + 1)]
+    streams = [torch.Stream("sim"), torch.Stream("sim")]
+    iterator = iter(CUDAPrefetcher(batches(), "sim", **options))
+    results = []
+    for position in range(6):
+        with streams[position % 2]:
+            batch = next(iterator)
+            results.append(batch.mean())
+            del batch
     torch.accelerator.synchronize()
     assert [value.item() for value in results] == [2.0 * i + 1 for i in range(6)]
-    results = [batch.mean() for batch in CUDAPrefetcher(batches(), "sim", dtype=torch.float64)]
-    torch.accelerator.synchronize()
-    assert [value.item() for value in results] == [2.0 * i for i in range(6)]
     assert any_sim.races() == []
+
+
+def test_closed_over_tensors_may_change_after_a_break(any_sim: Any) -> None:
+    """When a pass is let go, what its transforms still read on the side stream is not overwritten under them."""
+    any_sim.configure(kernel_us=2000)
+    scale = torch.ones(1, device="sim")
+    for factor in (1.0, 2.0):
+        for batch in CUDAPrefetcher(Numbered(5), "sim", transform=lambda batch: batch * scale):
+            assert batch[0].item() == factor
+            break
+        scale.mul_(2)
+    assert any_sim.races() == []
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_transform_that_is_false(sim: Any, device: str) -> None:
+    """A transform counts by being there, not by its truth."""
+
+    class Pipeline(list[Any]):
+        def __call__(self, batch: torch.Tensor) -> str:
+            return "called"
+
+    assert list(CUDAPrefetcher(numbered(1), device, transform=Pipeline())) == ["called"]
 
 
 def test_cpu_batches_pass_through() -> None:
