@@ -44,7 +44,7 @@ class InlineFeeder(Generic[Issued]):
         if not self._queue:
             raise StopIteration
         if isinstance(self._queue[0], Exception):
-            error = self._queue.popleft()
+            error: Any = self._queue.popleft()
             try:
                 raise error
             finally:
