@@ -1,4 +1,4 @@
-"""Nested batches: one traversal that rebuilds them, and the search for the memory that they hold.
+"""Nested batches: one traversal that rebuilds them.
 
 Rules:
 
@@ -9,23 +9,16 @@ Rules:
 
 from __future__ import annotations
 
-import array
 import dataclasses
 import functools
-import numbers
-from collections import UserString
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, MutableSequence, Sequence, Set
-from types import ModuleType
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from prefetch._rebuild import refilled, remade, stored_attributes, with_attributes, with_fields
-
-# Some are sequences by their interface, but they hold no tensors.
-_ATOMS = (str, bytes, bytearray, memoryview, range, array.array, UserString, numbers.Number, type(None))
+from prefetch._rebuild import cannot_remake, has_own_to, own_copy, stored_attributes, with_attributes
+from prefetch._search import ATOMS
 
 
 class Visitor(Protocol):
@@ -39,9 +32,6 @@ class Visitor(Protocol):
 
     def other(self, obj: Any, /) -> Any:
         """What takes the place of an object that is no container."""
-
-    def skipped(self, value: Any, /) -> None:
-        """A value under one of ``skip_keys`` was passed by."""
 
 
 Handler = Callable[[Any, Visitor], Any]
@@ -57,90 +47,27 @@ def walk(node: Any, visitor: Visitor) -> Any:
     return _handler(type(node))(node, visitor)
 
 
-def has_own_to(kind: type) -> bool:
-    """Whether a class, and not an instance or a property of it, defines ``.to``."""
-    return callable(getattr(kind, "to", None))
-
-
-# ---------------------------------------------------------------- the search
-
-
-def tensors_on(node: Any, device: torch.device) -> list[torch.Tensor]:
-    """Strided tensors whose memory on ``device`` a batch holds, wherever they are stored in it.
-
-    Objects of any class are searched through their stored attributes, and containers through their items. A tensor can
-    be listed more than once.
-    """
-    found: list[torch.Tensor] = []
-    seen: dict[int, Any] = {}  # by id; the objects are held, so that no id is used twice
-    open_nodes = [node]
-    while open_nodes:
-        node = open_nodes.pop()
-        if isinstance(node, torch.Tensor):
-            if node.device == device:
-                found += memory_of(node)
-        elif id(node) not in seen and not isinstance(node, _ATOMS):
-            seen[id(node)] = node
-            open_nodes += _contents(node)
-    return found
-
-
-def _contents(node: Any) -> Iterable[Any]:
-    kind = type(node)
-    if kind is tuple or kind is list:
-        return node  # type: ignore[no-any-return]
-    if kind is dict:
-        return node.values()  # type: ignore[no-any-return]
-    if isinstance(node, (type, ModuleType)):
-        return ()
-    contents = list(stored_attributes(node).values())
-    if not has_own_to(kind):  # those are no containers: asking for items might compute them
-        if isinstance(node, Mapping):
-            contents += node.values()
-        elif isinstance(node, (Sequence, Set)):
-            contents += node
-    return contents
-
-
-def memory_of(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The strided tensors that own a tensor's memory on its device, whatever its layout or wrapper class."""
-    if type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.is_nested:
-        return [tensor]
-    if is_traceable_wrapper_subclass(tensor):  # jagged nested tensors, DTensor, quantised tensors
-        names, _ = tensor.__tensor_flatten__()
-        parts = [getattr(tensor, name) for name in names]  # some stay on the host: jagged ones keep lengths there
-        return [memory for part in parts if part.device == tensor.device for memory in memory_of(part)]
-    if tensor.is_nested:
-        return [tensor.values()]
-    if tensor.layout is torch.strided:
-        return [tensor]
-    if tensor.layout is torch.sparse_coo:
-        return [tensor._indices(), tensor._values()]
-    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
-    return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
-
-
-# ---------------------------------------------------------------- the traversal: which handler a type gets
-
-
 def _choose_handler(kind: type) -> Handler:
-    if issubclass(kind, torch.Tensor):
-        return _leaf
-    if issubclass(kind, _ATOMS):
+    if issubclass(kind, ATOMS):
         return _untouched
+    if issubclass(kind, torch.Tensor):
+        return _leaf if getattr(kind, "to", None) is torch.Tensor.to else _other
     if issubclass(kind, PackedSequence):
         return _packed_sequence
     if has_own_to(kind):
         return _other
-    if issubclass(kind, Mapping):
-        return _dict if kind is dict else _mapping
+    if issubclass(kind, dict):
+        return _dict if kind is dict else _dict_subclass
     if issubclass(kind, tuple):
-        return _named_tuple if hasattr(kind, "_fields") else _tuple
+        return _tuple if kind is tuple else _tuple_subclass
+    if issubclass(kind, list):
+        return _list if kind is list else _list_subclass
+    if issubclass(kind, Mapping):
+        return _mapping
     if dataclasses.is_dataclass(kind):
-        return _dataclass
+        return _by_attributes
     if issubclass(kind, Sequence):
-        return _list if kind is list else _sequence
+        return _sequence
     return _untouched
 
 
@@ -165,12 +92,8 @@ def _visited_fields(fields: Iterable[tuple[Any, Any]], visitor: Visitor) -> tupl
     skip = visitor.skip_keys
     visited, changed = {}, False
     for key, value in fields:
-        if key in skip:
-            visitor.skipped(value)
-            visited[key] = value
-        else:
-            visited[key] = result = _handler(type(value))(value, visitor)
-            changed = changed or result is not value
+        visited[key] = result = value if key in skip else _handler(type(value))(value, visitor)
+        changed = changed or result is not value
     return visited, changed
 
 
@@ -189,49 +112,30 @@ def _dict(node: Any, visitor: Visitor) -> Any:
     return visited if changed else node
 
 
-def _mapping(node: Any, visitor: Visitor) -> Any:
-    visited, changed = _visited_fields(node.items(), visitor)
-    if not changed:
-        return node
-    return _filled_or_made(node, visited.items(), visited, MutableMapping)
-
-
 def _list(node: Any, visitor: Visitor) -> Any:
     visited, changed = _visited_items(node, visitor)
     return visited if changed else node
 
 
-def _sequence(node: Any, visitor: Visitor) -> Any:
-    visited, changed = _visited_items(node, visitor)
-    if not changed:
-        return node
-    return _filled_or_made(node, enumerate(visited), visited, MutableSequence)
-
-
-def _filled_or_made(node: Any, items: Iterable[tuple[Any, Any]], content: Any, mutable: type) -> Any:
-    if not isinstance(node, mutable):
-        return remade(node, content)
-    try:
-        return refilled(node, items)
-    except Exception:  # noqa: BLE001 - a class that calls itself mutable may refuse in any way; remade() chains to this
-        return remade(node, content)
-
-
 def _tuple(node: Any, visitor: Visitor) -> Any:
     visited, changed = _visited_items(node, visitor)
+    return tuple(visited) if changed else node
+
+
+def _tuple_subclass(node: Any, visitor: Visitor) -> Any:
+    kind = type(node)
+    if hasattr(kind, "_fields"):
+        fields, changed = _visited_fields(zip(kind._fields, tuple.__iter__(node), strict=True), visitor)
+        visited = list(fields.values())
+    else:
+        visited, changed = _visited_items(tuple.__iter__(node), visitor)
     if not changed:
         return node
-    kind = type(node)
-    if kind is tuple:
-        return tuple(visited)
-    if getattr(kind, "__new__", None) is tuple.__new__:  # its __init__ may want anything: do not call it
-        return with_attributes(tuple.__new__(kind, visited), node)
-    return remade(node, visited)
-
-
-def _named_tuple(node: Any, visitor: Visitor) -> Any:
-    visited, changed = _visited_fields(zip(node._fields, node, strict=True), visitor)
-    return with_attributes(type(node)._make(visited.values()), node) if changed else node
+    try:
+        clone = tuple.__new__(kind, visited)  # not its own __new__, which may want anything
+    except TypeError:  # a structure sequence, such as what torch.max returns
+        return kind(visited)
+    return with_attributes(clone, stored_attributes(node))
 
 
 def _packed_sequence(node: Any, visitor: Visitor) -> Any:
@@ -241,8 +145,105 @@ def _packed_sequence(node: Any, visitor: Visitor) -> Any:
     return node._replace(**visited) if changed else node
 
 
-def _dataclass(node: Any, visitor: Visitor) -> Any:
-    stored = stored_attributes(node)
-    fields = [field.name for field in dataclasses.fields(node) if field.name in stored]
-    visited, changed = _visited_fields(((name, stored[name]) for name in fields), visitor)
-    return with_fields(node, visited) if changed else node
+def _by_attributes(node: Any, visitor: Visitor) -> Any:
+    """Visits what an object stores; nothing of its class's own code runs, neither __init__ nor __post_init__."""
+    visited, changed = _visited_fields(stored_attributes(node).items(), visitor)
+    if not changed:
+        return node
+    try:
+        return with_attributes(object.__new__(type(node)), visited)
+    except TypeError as error:  # it is built on a class that has to be made in its own way
+        raise cannot_remake(node) from error
+
+
+# ---------------------------------------------------------------- containers of other classes: made, then compared
+
+
+def _dict_subclass(node: Any, visitor: Visitor) -> Any:
+    visited, changed = _visited_fields(dict.items(node), visitor)
+    if not changed:
+        return node
+    return _first_equal(node, visited.items(), dict.items, [_filled(visited.items()), _made(visited)])
+
+
+def _list_subclass(node: Any, visitor: Visitor) -> Any:
+    visited, changed = _visited_items(list.__iter__(node), visitor)
+    if not changed:
+        return node
+    return _first_equal(node, enumerate(visited), _enumerated, [_filled(enumerate(visited)), _made(visited)])
+
+
+def _mapping(node: Any, visitor: Visitor) -> Any:
+    visited, changed = _visited_fields(node.items(), visitor)
+    if not changed:
+        return node
+    ways = [_stored(visitor), _filled(visited.items()), _made(visited)]
+    return _first_equal(node, visited.items(), lambda mapping: mapping.items(), ways)
+
+
+def _sequence(node: Any, visitor: Visitor) -> Any:
+    visited, changed = _visited_items(node, visitor)
+    if not changed:
+        return node
+    ways = [_stored(visitor), _filled(list(enumerate(visited))), _made(visited)]
+    return _first_equal(node, enumerate(visited), enumerate, ways)
+
+
+Way = Callable[[Any], Any]
+
+
+def _stored(visitor: Visitor) -> Way:
+    """Another one by what it stores: for classes written in Python, the way that keeps everything."""
+    return lambda node: _by_attributes(node, visitor)
+
+
+def _filled(items: Iterable[tuple[Any, Any]]) -> Way:
+    """A copy in which the items are set."""
+    kept = list(items)
+
+    def fill(node: Any) -> Any:
+        clone = own_copy(node)
+        for key, value in kept:
+            clone[key] = value
+        return clone
+
+    return fill
+
+
+def _made(content: Any) -> Way:
+    """Another one made from its content."""
+    return lambda node: with_attributes(type(node)(content), stored_attributes(node))
+
+
+def _enumerated(node: Any) -> Iterable[tuple[int, Any]]:
+    return enumerate(list.__iter__(node))
+
+
+def _first_equal(
+    node: Any, items: Iterable[tuple[Any, Any]], items_of: Callable[[Any], Iterable[tuple[Any, Any]]], ways: list[Way]
+) -> Any:
+    """What the first of several ways makes that is another object of the same class with these items."""
+    wanted = list(items)
+    reason: Exception | None = None
+    for way in ways:
+        try:
+            clone = way(node)
+            if type(clone) is type(node) and clone is not node and _equal(list(items_of(clone)), wanted):
+                return clone
+        except Exception as error:  # noqa: BLE001 - a foreign class may refuse a way by raising anything
+            reason = reason or error
+    raise cannot_remake(node) from reason
+
+
+def _equal(got: list[tuple[Any, Any]], wanted: list[tuple[Any, Any]]) -> bool:
+    return len(got) == len(wanted) and all(
+        key == wanted_key and _stands_for(value, wanted_value)
+        for (key, value), (wanted_key, wanted_value) in zip(got, wanted, strict=True)
+    )
+
+
+def _stands_for(value: Any, wanted: Any) -> bool:
+    """Whether a value is the wanted one, or, of a class that makes its values when asked, one like it."""
+    if isinstance(wanted, torch.Tensor):
+        return isinstance(value, torch.Tensor) and value.device == wanted.device and value.shape == wanted.shape
+    return value is wanted or type(value) is type(wanted)

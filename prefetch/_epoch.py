@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections import deque
@@ -14,6 +15,7 @@ from prefetch._device import current_stream, on_stream
 from prefetch._errors import PrefetchWarning
 from prefetch._feeder import InlineFeeder
 from prefetch._memory import RecordStream, Sources
+from prefetch._search import tensors_on
 from prefetch._transfer import Transfer
 
 
@@ -31,12 +33,14 @@ class Lane:
     Each method is called from the thread that asks for a batch.
     """
 
-    def __init__(self, stream: torch.Stream, transfer: Transfer) -> None:
+    def __init__(self, stream: torch.Stream, transfer: Transfer, prefetch_batches: int) -> None:
+        self.prefetch_batches = prefetch_batches
         self._device = transfer.device
         self._stream = stream
         self._transfer = transfer
         self._memory = RecordStream()
-        self._sources = Sources()
+        self._sources = Sources(limit=prefetch_batches + 3)
+        self._process = os.getpid()
         self._last_copied: torch.Event | None = None
 
     def start_pass(self) -> None:
@@ -57,13 +61,22 @@ class Lane:
     def issue(self, batch: Any) -> Arrival:
         """Queue the transfer of a host batch on the side stream."""
         self._memory.make_room()
+        self._sources.make_room()
         with on_stream(self._stream) as producer:
+            # What the loader has made on the device itself comes before us and, through us, before the consumer.
+            resident = tensors_on(batch, self._device)
+            if resident:
+                self._stream.wait_stream(producer)
+                for tensor in resident:
+                    tensor.record_stream(self._stream)
+            moved = None
             try:
-                moved, tensors = self._transfer(batch, producer)
+                moved, tensors = self._transfer(batch)
             finally:  # after an error too: some leaves may be on their way
                 self._last_copied = copied = self._stream.record_event()
-                self._sources.hold(batch, copied)
-        return Arrival(moved, tensors, copied)
+                if moved is not batch:  # else nothing was copied
+                    self._sources.hold(batch, copied)
+        return Arrival(moved, tensors + resident, copied)
 
     def deliver(self, arrival: Arrival, last_copied: deque[torch.Event]) -> Any:
         """The batch, for the stream that is current now; its copy's event is added to ``last_copied``."""
@@ -79,13 +92,17 @@ class Lane:
             current_stream(self._device).wait_event(self._last_copied)
         self._sources.release()
 
+    def is_gone(self) -> bool:
+        """Whether the device is not ours any more: the interpreter ends, or this is a forked process."""
+        return sys.is_finalizing() or os.getpid() != self._process
+
 
 class SideStreamEpoch(Iterator[Any]):
     """A pass that copies ahead on the side stream."""
 
-    def __init__(self, iterator: Iterator[Any], lane: Lane, prefetch_batches: int) -> None:
+    def __init__(self, iterator: Iterator[Any], lane: Lane) -> None:
         self._lane = lane
-        self._feeder = InlineFeeder(iterator, lane.issue, prefetch_batches)
+        self._feeder = InlineFeeder(iterator, lane.issue, lane.prefetch_batches)
         self._last_copied: deque[torch.Event] = deque(maxlen=1)
         lane.start_pass()
 
@@ -112,8 +129,9 @@ class SideStreamEpoch(Iterator[Any]):
         self._lane.end_pass()
 
     def __del__(self) -> None:
-        if not sys.is_finalizing():  # then the device may be gone before us
-            self.close()
+        self._feeder.close()
+        if not self._lane.is_gone():
+            self._lane.end_pass()
 
 
 class PlainEpoch(Iterator[Any]):

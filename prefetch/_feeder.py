@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
@@ -54,6 +55,10 @@ class InlineFeeder(Generic[Issued]):
     def close(self) -> None:
         """Let go of the loader's iterator and of all batches not taken."""
         self._iterator = None
+        for item in self._queue:
+            if isinstance(item, Exception):
+                # An error that a worker process sent is in a cycle with torch's frames, which hold the iterator.
+                traceback.clear_frames(item.__traceback__)
         self._queue.clear()
 
     def _fetch(self) -> bool:
@@ -70,7 +75,10 @@ class InlineFeeder(Generic[Issued]):
             queue.append(error)
             return True
         try:
-            queue.append(self._issue(batch))
+            issued = self._issue(batch)
         except Exception as error:  # noqa: BLE001 - likewise
             queue.append(error)
+            return True
+        if self._iterator is not None:  # the transform may have closed the pass
+            queue.append(issued)
         return True

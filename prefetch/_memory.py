@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import os
 import threading
 from collections import deque
 from collections.abc import Iterable
@@ -62,15 +64,33 @@ class Sources:
 
     The pinned allocator protects only blocks that it handed out itself; memory that was page-locked by other means
     would be freed under the running copy.
+
+    Args:
+        limit: How many batches may be held. While batches are delivered there are never so many, since the consumer's
+            steps hold the host back; a transform that fails on each of them delivers none.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._process = os.getpid()
         self._held: deque[tuple[torch.Event, Any]] = deque()
         self._lock = threading.Lock()  # as above; batches are let go outside of it, for that may run any code
 
+    def make_room(self) -> None:
+        """Wait, on the host, until another batch may be held."""
+        if len(self._held) < self._limit:
+            return
+        with self._lock:
+            excess = len(self._held) - self._limit + 1
+            waits_for = [copied for copied, _ in itertools.islice(self._held, max(0, excess))]
+        for copied in waits_for:
+            copied.synchronize()
+        self.release()
+
     def hold(self, batch: Any, copied: torch.Event) -> None:
         """Keep ``batch`` until ``copied`` has happened."""
-        self._held.append((copied, batch))
+        with self._lock:
+            self._held.append((copied, batch))
 
     def release(self) -> None:
         """Drop those whose copies are done."""
@@ -82,7 +102,9 @@ class Sources:
             del done
 
     def __del__(self) -> None:
-        # A device that has failed, or a forked process that has none, runs no copies: nothing is left to wait for.
+        if os.getpid() != self._process:
+            return  # in a forked process the copies, and the device, are the parent's
+        # A device that has failed runs no copies any more, and says so at the caller's next call.
         with contextlib.suppress(RuntimeError):
             for copied, _ in self._held:
                 copied.synchronize()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import operator
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import Any, Generic, Literal, SupportsIndex, TypeVar, get_args
+from typing import Any, Generic, Literal, TypeVar, get_args
 
 import torch
 
@@ -18,6 +19,9 @@ Memory = Literal["record_stream"]
 
 # Passed on, these would describe the batches fetched, not the batches delivered: a resume would skip the look-ahead.
 _NOT_DELEGATED = frozenset({"state_dict", "load_state_dict"})
+
+
+_lane_lock = threading.Lock()
 
 
 class CUDAPrefetcher(Generic[T]):
@@ -55,8 +59,9 @@ class CUDAPrefetcher(Generic[T]):
         memory: Who owns the device memory. ``"record_stream"``: it is allocated on the side stream, and
             ``Tensor.record_stream`` keeps it from being reused before the consumer's kernels are done. [2]_
         transform: Called on each device batch, on the side stream, under ``torch.no_grad``. Its result takes the
-            batch's place. Tensors that it closes over are waited for when a pass starts, and must not be written to
-            before it ends.
+            batch's place; the tensors in its containers and in the stored attributes of its objects are protected,
+            others (in an iterator, a closure) are not. Tensors that it closes over are waited for when a pass starts,
+            and must neither be written to nor freed by the loop before it ends.
         dtype: Floating-point type to which floating leaves are cast, on the device, after the copy.
         memory_format: As in ``Tensor.to``: ``torch.channels_last`` for 4-D leaves, ``torch.channels_last_3d`` for 5-D
             leaves, ``torch.contiguous_format`` for both. Objects with their own ``.to`` are neither cast nor
@@ -114,8 +119,10 @@ class CUDAPrefetcher(Generic[T]):
         if not has_streams(self._device):
             return PlainEpoch(iter(self._loader), self._transfer)
         if self._lane is None:
-            self._lane = Lane(torch.Stream(self._device), self._transfer)
-        return SideStreamEpoch(iter(self._loader), self._lane, self._prefetch_batches)
+            with _lane_lock:  # two threads may start the first pass
+                if self._lane is None:
+                    self._lane = Lane(torch.Stream(self._device), self._transfer, self._prefetch_batches)
+        return SideStreamEpoch(iter(self._loader), self._lane)
 
     def __len__(self) -> int:
         """The loader's length.
@@ -160,13 +167,13 @@ class CUDAPrefetcher(Generic[T]):
 
 def _check_loader(loader: object) -> None:
     kind = type(loader)
-    if not hasattr(kind, "__iter__") and not hasattr(kind, "__getitem__"):
+    if getattr(kind, "__iter__", None) is None and not hasattr(kind, "__getitem__"):
         raise TypeError(f"loader must be iterable, such as a DataLoader, got {loader!r}")
 
 
 def _check_memory(memory: object) -> None:
     policies = get_args(Memory)
-    if memory not in policies:
+    if not isinstance(memory, str) or memory not in policies:
         raise ValueError(f"memory must be one of {policies}, got {memory!r}")
 
 
@@ -190,9 +197,12 @@ def _check_memory_format(memory_format: object) -> None:
 
 
 def _checked_prefetch_batches(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+    try:
+        count = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:  # arrays and tensors of other than one integer refuse too
+        count = None
+    if count is None or isinstance(value, bool):
         raise TypeError(f"prefetch_batches must be an integer, got {value!r}")
-    count = operator.index(value)
     if count < 0:
         raise ValueError(f"prefetch_batches must be 0 or more, got {count}")
     return count

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable
 from types import MemberDescriptorType
 from typing import Any
+
+import torch
 
 from prefetch._errors import PrefetchError
 
@@ -41,86 +44,75 @@ def _find_slots(kind: type) -> tuple[tuple[str, MemberDescriptorType], ...]:
 _slots: Callable[[type], tuple[tuple[str, MemberDescriptorType], ...]] = functools.lru_cache(maxsize=1024)(_find_slots)
 
 
-def own_copy(node: Any) -> Any:
-    """A shallow copy that can be written to, by item or by attribute, without the original noticing.
+def has_own_to(kind: type) -> bool:
+    """Whether a class, and not an instance or a property of it, defines ``.to``."""
+    return callable(getattr(kind, "to", None))
 
-    ``copy.copy`` alone is not enough for classes that keep their items in an inner dict or list.
+
+def own_copy(node: Any, memo: dict[int, Any] | None = None) -> Any:
+    """A copy that can be written to, by item or by attribute, without the original noticing.
+
+    More than ``copy.copy``: dicts, lists, sets and deques that it holds are copied too, and objects with a ``.to`` of
+    their own, for the ``.to`` of the whole may write to all these. Tensors and modules are shared. An object that
+    gives itself as its copy calls itself immutable, and is taken at its word.
+
+    Args:
+        node: The object.
+        memo: What has been copied, by id, so that two references stay references to one.
 
     Raises:
-        PrefetchError: The object gives itself as its copy.
+        PrefetchError: The object cannot be copied.
     """
-    clone = copy.copy(node)
+    memo = {} if memo is None else memo
+    try:
+        clone = copy.copy(node)
+    except Exception as error:
+        raise PrefetchError(f"a {_name(node)} in the batch cannot be copied: give it a method __copy__()") from error
+    memo[id(node)] = clone
     if clone is node:
-        raise PrefetchError(f"a {_name(node)} in the batch gives itself as its copy, so that it cannot be moved safely")
+        return node
+    _own_items(clone, node, memo)
     if getattr(node, "__dict__", None) is node:  # the attribute-access dict: its items are its attributes
         clone.__dict__ = clone
         return clone
-    shared = stored_attributes(clone)
+    cloned = stored_attributes(clone)
     for name, value in stored_attributes(node).items():
-        if type(value) in (dict, list) and shared.get(name) is value:
-            object.__setattr__(clone, name, _own_structure(value))
+        if cloned.get(name) is value and (own := _own_value(value, memo)) is not value:
+            object.__setattr__(clone, name, own)
     return clone
 
 
-def _own_structure(value: Any) -> Any:
-    if type(value) is dict:
-        return {key: _own_structure(item) for key, item in value.items()}
-    if type(value) is list:
-        return [_own_structure(item) for item in value]
+def _own_items(clone: Any, node: Any, memo: dict[int, Any]) -> None:
+    if isinstance(node, dict):
+        for key, value in dict.items(node):
+            dict.__setitem__(clone, key, _own_value(value, memo))
+    elif isinstance(node, list):
+        list.__setitem__(clone, slice(None), [_own_value(value, memo) for value in list.__iter__(node)])
+
+
+def _own_value(value: Any, memo: dict[int, Any]) -> Any:
+    if id(value) in memo:
+        return memo[id(value)]
+    if isinstance(value, (torch.Tensor, torch.nn.Module)):
+        return value
+    if isinstance(value, (dict, list, set, deque)) or (has_own_to(type(value)) and not isinstance(value, type)):
+        return own_copy(value, memo)
     return value
 
 
-def refilled(node: Any, items: Iterable[tuple[Any, Any]]) -> Any:
-    """A copy of a mutable container in which ``items`` are set.
-
-    Raises:
-        Exception: Whatever a foreign class raises when it is not writable after all.
-    """
-    clone = own_copy(node)
-    for key, value in items:
-        clone[key] = value
+def with_attributes(clone: Any, attributes: dict[str, Any]) -> Any:
+    """``clone``, after its attributes are set to these: frozen ones too, and without its class noticing."""
+    for name, value in attributes.items():
+        object.__setattr__(clone, name, value)
     return clone
 
 
-def remade(node: Any, content: Any) -> Any:
-    """Another container of the type of ``node``, made from its content, with the attributes of ``node``.
-
-    Raises:
-        PrefetchError: The type cannot be made so.
-    """
-    try:
-        return with_attributes(type(node)(content), node)
-    except Exception as error:
-        raise PrefetchError(
-            f"a {_name(node)} in the batch holds tensors, but another {_name(node)} with the moved ones cannot be "
-            "made: give the class a constructor that takes its content, or a method .to(device)"
-        ) from error
-
-
-def with_attributes(clone: Any, node: Any) -> Any:
-    """``clone``, with those stored attributes of ``node`` that it does not have itself."""
-    own = stored_attributes(clone)
-    for name, value in stored_attributes(node).items():
-        if name not in own:
-            object.__setattr__(clone, name, value)
-    return clone
-
-
-def with_fields(node: Any, fields: dict[str, Any]) -> Any:
-    """Another object with the stored attributes of ``node``, but for ``fields``; no code of its class runs.
-
-    Raises:
-        PrefetchError: The class is built on one that cannot be made empty.
-    """
-    try:
-        clone = object.__new__(type(node))
-    except TypeError as error:
-        raise PrefetchError(
-            f"a {_name(node)} in the batch cannot be made anew: give it a method .to(device)"
-        ) from error
-    for name, value in (stored_attributes(node) | fields).items():
-        object.__setattr__(clone, name, value)  # frozen ones too
-    return clone
+def cannot_remake(node: Any) -> PrefetchError:
+    """The error for a container of which another one with other content cannot be made."""
+    return PrefetchError(
+        f"a {_name(node)} in the batch holds tensors, but another {_name(node)} with the moved ones cannot be made: "
+        "give the class a constructor that takes its content, or a method .to(device)"
+    )
 
 
 def _name(node: Any) -> str:

@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
-from prefetch._batch import memory_of, tensors_on, walk
-from prefetch._device import current_stream, has_streams, is_host
+from prefetch._batch import walk
+from prefetch._device import has_streams, is_host
 from prefetch._errors import PrefetchError
 from prefetch._rebuild import own_copy
+from prefetch._search import memory_of, tensors_on
 
 # The dimensions of the tensors to which a memory format can be given, as in torch.empty(memory_format=).
 MEMORY_FORMAT_DIMS = {
@@ -66,31 +67,28 @@ class Transfer:
         """Whether code of the user's runs on the batches."""
         return self._transform is not None
 
-    def __call__(self, batch: Any, producer: torch.Stream | None = None) -> tuple[Any, list[torch.Tensor]]:
+    def __call__(self, batch: Any) -> tuple[Any, list[torch.Tensor]]:
         """Move a batch; nothing in ``batch`` is written to.
 
-        Args:
-            batch: Nested containers of tensors; see :mod:`prefetch._batch`.
-            producer: The stream on which the loader made what it put on the device itself, where that is not the
-                current one.
-
         Returns:
-            The batch on the device, and the tensors there that it holds.
+            The batch on the device, and the tensors there that were made for it.
 
         Raises:
             PrefetchError: A container of the batch cannot be rebuilt.
             Exception: Whatever an object's own ``.to`` or the transform raises.
         """
         try:
-            if torch.is_inference_mode_enabled():  # a loop under it gets ordinary tensors all the same
+            # Under inference_mode a loop gets ordinary tensors all the same. Where nothing moves, the loader's own
+            # inference tensors are passed on, and only under the mode a transform may write to them.
+            if self.moves and torch.is_inference_mode_enabled():
                 with torch.inference_mode(False):
-                    return self._moved(batch, producer)
-            return self._moved(batch, producer)
+                    return self._moved(batch)
+            return self._moved(batch)
         except StopIteration as error:  # would end the user's loop without a word (PEP 479)
             raise RuntimeError("a batch's transform or .to() raised StopIteration") from error
 
-    def _moved(self, batch: Any, producer: torch.Stream | None) -> tuple[Any, list[torch.Tensor]]:
-        move = _Move(self, producer)
+    def _moved(self, batch: Any) -> tuple[Any, list[torch.Tensor]]:
+        move = _Move(self)
         try:
             moved = walk(batch, move)
         except RecursionError as error:
@@ -105,7 +103,7 @@ class Transfer:
         """Cast and format a leaf: after the copy, so that the narrow type crosses the bus."""
         dtype = self._dtype if self._dtype is not None and tensor.is_floating_point() else tensor.dtype
         memory_format = self._memory_format
-        if memory_format and tensor.layout is torch.strided and tensor.dim() in MEMORY_FORMAT_DIMS[memory_format]:
+        if memory_format and tensor.dim() in MEMORY_FORMAT_DIMS[memory_format] and _is_plain(tensor):
             return tensor.to(dtype=dtype, memory_format=memory_format)
         return tensor.to(dtype)
 
@@ -113,7 +111,7 @@ class Transfer:
         """Note the first leaf whose copy had to be synchronous."""
         if not self._looks_for_pageable or source.is_pinned() or source.numel() == 0:
             return
-        if source.layout is not torch.strided or not is_host(source.device):
+        if not is_host(source.device) or not _is_plain(source):
             return
         self._looks_for_pageable = False
         self.pageable = (
@@ -122,16 +120,19 @@ class Transfer:
         )
 
 
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_nested
+
+
 class _Move:
     """The traversal that moves one batch; two references to one object stay references to one."""
 
-    __slots__ = ("_moved", "_producer", "_transfer", "skip_keys", "tensors")
+    __slots__ = ("_moved", "_transfer", "skip_keys", "tensors")
 
-    def __init__(self, transfer: Transfer, producer: torch.Stream | None) -> None:
+    def __init__(self, transfer: Transfer) -> None:
         self.skip_keys = transfer.skip_keys
         self.tensors: list[torch.Tensor] = []
         self._transfer = transfer
-        self._producer = producer
         self._moved: dict[int, tuple[Any, Any]] = {}  # by id; the source is held, so that no id is used twice
 
     def leaf(self, source: torch.Tensor) -> Any:
@@ -142,10 +143,8 @@ class _Move:
         result = source
         if transfer.moves:
             result = source.to(transfer.device, non_blocking=transfer.non_blocking)
-        if result is not source:
-            transfer.look_for_pageable(source)
-        elif self._producer is not None:
-            self._resident(memory_of(source))
+            if result is not source:
+                transfer.look_for_pageable(source)
         if transfer.converts:
             result = transfer.convert(result)
         if result is not source:
@@ -162,7 +161,6 @@ class _Move:
         known = self._moved.get(id(source))
         if known is not None:
             return known[1]
-        self.skipped(source)  # it may hold tensors that are on the device already
         clone = own_copy(source)  # the .to of some classes works in place
         result = clone.to(transfer.device, **(_asynchronous(type(source)) if transfer.non_blocking else {}))
         if result is None:
@@ -170,20 +168,6 @@ class _Move:
         self.tensors += tensors_on(result, transfer.device)
         self._moved[id(source)] = (source, result)
         return result
-
-    def skipped(self, value: Any) -> None:
-        if self._producer is not None:
-            self._resident(tensors_on(value, self._transfer.device))
-
-    def _resident(self, tensors: list[torch.Tensor]) -> None:
-        """Order what the loader made on the device before us and, through us, before the consumer."""
-        if not tensors or self._producer is None:
-            return
-        stream = current_stream(self._transfer.device)
-        stream.wait_stream(self._producer)
-        for tensor in tensors:
-            tensor.record_stream(stream)
-        self.tensors += tensors
 
 
 def _asynchronous_copy(kind: type) -> dict[str, bool]:

@@ -45,9 +45,9 @@ MUTANTS = [
     ),
     Mutant(
         "attributes of objects not searched",
-        "_batch",
-        "contents = list(stored_attributes(node).values())",
-        "contents: list[Any] = []",
+        "_search",
+        "    return lambda node: stored_attributes(node).values()\n",
+        "    return lambda node: ()\n",
         "tests/test_memory.py",
     ),
     Mutant(
@@ -92,8 +92,8 @@ MUTANTS = [
     Mutant(
         "a stream each pass",
         "_prefetcher",
-        "if self._lane is None:",
-        "if True:",
+        "        return SideStreamEpoch(iter(self._loader), self._lane)",
+        "        lane, self._lane = self._lane, None\n        return SideStreamEpoch(iter(self._loader), lane)",
         "tests/test_streams.py",
     ),
     Mutant(
@@ -105,7 +105,7 @@ MUTANTS = [
     Mutant(
         "inference tensors",
         "_transfer",
-        "if torch.is_inference_mode_enabled():",
+        "if self.moves and torch.is_inference_mode_enabled():",
         "if False:",
         "tests/test_streams.py",
     ),
@@ -119,22 +119,22 @@ MUTANTS = [
     Mutant(
         "error early",
         "_feeder",
-        "queue.append(error)\n            return True",
-        "raise\n            return True",
+        "queue.append(error)\n            return True\n        try",
+        "raise\n        try",
         "tests/test_sequence.py",
     ),
     Mutant(
         "error lost",
         "_feeder",
-        "queue.append(error)\n            return True",
-        "return True",
+        "queue.append(error)\n            return True\n        try",
+        "return True\n        try",
         "tests/test_sequence.py",
     ),
     Mutant(
         "transform's error lost",
         "_feeder",
-        "queue.append(error)\n        return True",
-        "pass\n        return True",
+        "queue.append(error)\n            return True\n        if",
+        "return True\n        if",
         "tests/test_sequence.py",
     ),
     Mutant(
@@ -221,15 +221,36 @@ MUTANTS = [
     Mutant(
         "inner dict shared",
         "_rebuild",
-        "if type(value) in (dict, list)",
-        "if type(value) in ()",
+        "isinstance(value, (dict, list, set, deque))",
+        "isinstance(value, ())",
+        "tests/test_containers.py",
+    ),
+    Mutant(
+        "inner objects shared",
+        "_rebuild",
+        " or (has_own_to(type(value)) and not isinstance(value, type))",
+        "",
+        "tests/test_containers.py",
+    ),
+    Mutant(
+        "copies lose their aliases",
+        "_rebuild",
+        "    if id(value) in memo:\n        return memo[id(value)]\n",
+        "",
         "tests/test_containers.py",
     ),
     Mutant(
         "__post_init__ runs again",
-        "_rebuild",
-        "clone = object.__new__(type(node))",
-        "clone = type(node)(None)",
+        "_batch",
+        "with_attributes(object.__new__(type(node)), visited)",
+        "with_attributes(type(node)(None), visited)",
+        "tests/test_containers.py",
+    ),
+    Mutant(
+        "remade containers not compared",
+        "_batch",
+        " and _equal(list(items_of(clone)), wanted)",
+        "",
         "tests/test_containers.py",
     ),
     Mutant(
@@ -250,13 +271,87 @@ MUTANTS = [
         "tests/test_transform.py",
     ),
     Mutant(
-        "device leaves not awaited",
-        "_transfer",
-        "stream.wait_stream(self._producer)",
-        "pass",
-        "tests/test_transform.py",
+        "device leaves not awaited", "_epoch", "self._stream.wait_stream(producer)", "pass", "tests/test_transform.py"
     ),
     Mutant("transform with gradients", "_transfer", "with torch.no_grad():\n", "if True:\n", "tests/test_transform.py"),
+    Mutant(
+        "false transform not called",
+        "_transfer",
+        "if self._transform is None:\n            return moved",
+        "if not self._transform:\n            return moved",
+        "tests/test_transform.py",
+    ),
+    Mutant("pass kept by an error that waits", "_epoch", "del self  # see", "pass  # see", "tests/test_memory.py"),
+    Mutant(
+        "end of a pass waits for all passes",
+        "_epoch",
+        "last_copied.pop().synchronize()",
+        "lane._last_copied.synchronize(); last_copied.pop()",
+        "tests/test_memory.py",
+    ),
+    Mutant(
+        "transforms not awaited after a break",
+        "_epoch",
+        ".wait_event(self._last_copied)",
+        "",
+        "tests/test_transform.py",
+    ),
+    Mutant(
+        "asynchronous copies without streams",
+        "_transfer",
+        "self.non_blocking = has_streams(device)",
+        "self.non_blocking = self.moves",
+        "tests/test_streams.py",
+    ),
+    Mutant(
+        "device tensors not held", "_epoch", "tensor.record_stream(self._stream)", "pass", "tests/test_transform.py"
+    ),
+    Mutant(
+        "device tensors not passed to the consumer",
+        "_epoch",
+        "tensors + resident,",
+        "tensors,",
+        "tests/test_transform.py",
+    ),
+    Mutant("items of subclasses not searched", "_search", ", *items(node)]", "]", "tests/test_memory.py"),
+    Mutant(
+        "attributes of tensors not searched",
+        "_search",
+        "if type(node) is not torch.Tensor or node.__dict__:",
+        "if False:",
+        "tests/test_memory.py",
+    ),
+    Mutant(
+        "host batches unbounded under errors",
+        "_memory",
+        "for copied in waits_for:",
+        "for copied in []:",
+        "tests/test_memory.py",
+    ),
+    Mutant(
+        "host batch held that was not copied", "_epoch", "if moved is not batch:", "if True:", "tests/test_memory.py"
+    ),
+    Mutant(
+        "waits for the parent's copies",
+        "_memory",
+        "if os.getpid() != self._process:",
+        "if False:",
+        "tests/test_memory.py",
+    ),
+    Mutant(
+        "frames of waiting errors not cleared",
+        "_feeder",
+        "traceback.clear_frames(item.__traceback__)",
+        "pass",
+        "tests/test_memory.py",
+    ),
+    Mutant(
+        "closed pass goes on",
+        "_feeder",
+        "if self._iterator is not None:  # the",
+        "if True:  # the",
+        "tests/test_transform.py",
+    ),
     Mutant(
         "state of the look-ahead", "_prefetcher", "if name in _NOT_DELEGATED:", "if False:", "tests/test_delegation.py"
     ),

@@ -12,6 +12,13 @@ import torch
 
 from prefetch import CUDAPrefetcher
 
+
+class NotIterable:
+    """Says so."""
+
+    __iter__ = None
+
+
 GOOD: list[Any] = [torch.zeros(1)]
 
 
@@ -20,14 +27,18 @@ GOOD: list[Any] = [torch.zeros(1)]
     [
         ({"loader": 3}, TypeError, "loader must be iterable, such as a DataLoader, got 3"),
         ({"loader": None}, TypeError, "loader must be iterable, such as a DataLoader, got None"),
+        ({"loader": NotIterable()}, TypeError, "loader must be iterable, such as a DataLoader, got <tests"),
         ({"loader": list}, TypeError, "loader must be iterable, such as a DataLoader, got <class 'list'>"),
         ({"prefetch_batches": -1}, ValueError, "prefetch_batches must be 0 or more, got -1"),
         ({"prefetch_batches": 1.5}, TypeError, "prefetch_batches must be an integer, got 1.5"),
         ({"prefetch_batches": True}, TypeError, "prefetch_batches must be an integer, got True"),
         ({"prefetch_batches": "2"}, TypeError, "prefetch_batches must be an integer, got '2'"),
+        ({"prefetch_batches": np.array([1, 2])}, TypeError, "prefetch_batches must be an integer, got array([1, 2])"),
+        ({"prefetch_batches": torch.tensor(2.0)}, TypeError, "prefetch_batches must be an integer, got tensor(2.)"),
         ({"prefetch_batches": None}, TypeError, "prefetch_batches must be an integer, got None"),
         ({"memory": "mine"}, ValueError, "memory must be one of ('record_stream',), got 'mine'"),
         ({"memory": None}, ValueError, "memory must be one of ('record_stream',), got None"),
+        ({"memory": np.array(["a", "b"])}, ValueError, "memory must be one of ('record_stream',), got array("),
         ({"memory": ["record_stream"]}, ValueError, "memory must be one of ('record_stream',), got ['record_stream']"),
         ({"transform": 3}, TypeError, "transform must be callable or None, got 3"),
         ({"dtype": "float16"}, TypeError, "dtype must be a torch.dtype or None, got 'float16'"),
@@ -118,7 +129,7 @@ class TestDevice:
         """An integer is an index of the accelerator."""
         assert CUDAPrefetcher(GOOD, 1).device == torch.device("sim:1")
 
-    @pytest.mark.parametrize("device", [2, "sim:2"])
+    @pytest.mark.parametrize("device", [2, "sim:2", 10**30])
     def test_index_that_is_not_there(self, sim: Any, device: Any) -> None:
         """An index beyond the last device is an error that says how many there are."""
         with pytest.raises(RuntimeError, match=r"is not available: 2 'sim' device\(s\) found"):

@@ -9,11 +9,13 @@ import types
 from collections import ChainMap, Counter, OrderedDict, UserDict, UserList, UserString, defaultdict, deque
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, ClassVar, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pytest
 import torch
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequence
+from torch.testing._internal.two_tensor import TwoTensor
 
 from prefetch import CUDAPrefetcher, PrefetchError
 
@@ -62,9 +64,7 @@ class Triple(tuple[Any, ...]):
     """A tuple that is made from single arguments."""
 
     def __new__(cls, *items: Any) -> Triple:
-        """Refuses what is no three items."""
-        if len(items) != 3:
-            raise TypeError("three items, please")
+        """Any number of them."""
         return super().__new__(cls, items)
 
 
@@ -121,8 +121,8 @@ class SlottedMapping(InnerDict):
 class ReadOnly(Mapping[str, Any]):
     """A mapping that cannot be made from its content."""
 
-    def __init__(self, x: Any, /, *, key: str) -> None:
-        self._key, self._x = key, x
+    def __init__(self, x: Any, /, *, key: str, tag: str = "default") -> None:
+        self._key, self._x, self.tag = key, x, tag
 
     def __getitem__(self, key: str) -> Any:
         return {self._key: self._x}[key]
@@ -132,6 +132,65 @@ class ReadOnly(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return 1
+
+
+class Elsewhere(Mapping[str, Any]):
+    """Keeps its items where nobody finds them."""
+
+    __slots__ = ("__weakref__",)
+    items_of: ClassVar[WeakKeyDictionary[Elsewhere, dict[str, Any]]] = WeakKeyDictionary()
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+    def __init__(self, **items: Any) -> None:
+        self.items_of[self] = items
+
+    def __getitem__(self, key: str) -> Any:
+        return self.items_of[self][key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.items_of[self])
+
+    def __len__(self) -> int:
+        return len(self.items_of[self])
+
+
+@dataclasses.dataclass(frozen=True)
+class FieldMapping(Mapping[str, Any]):
+    """A data class that is a mapping of its fields, as outputs of models are."""
+
+    x: Any
+    y: Any = None
+
+    def __getitem__(self, key: str) -> Any:
+        return getattr(self, key)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(("x", "y"))
+
+    def __len__(self) -> int:
+        return 2
+
+
+class OrderedInner(InnerDict):
+    """Keeps its items in a dict of another class."""
+
+    def __init__(self, items: dict[str, Any], tag: str) -> None:
+        super().__init__(OrderedDict(items), tag)
+
+
+class Filtered(dict[str, Any]):
+    """Hides an item from who asks in the usual way."""
+
+    def items(self) -> Any:
+        return [(key, value) for key, value in super().items() if key != "hidden"]
+
+
+class Backwards(list[Any]):
+    """Is iterated over from the end."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return reversed(self)
 
 
 class Window(Sequence[Any]):
@@ -192,6 +251,16 @@ class SelfCopying(FrozenSample):
 
     def __copy__(self) -> SelfCopying:
         return self
+
+
+class Tagged2(TwoTensor):
+    """Flattens into two tensors and a text."""
+
+    text = "no tensor"
+
+    def __tensor_flatten__(self) -> Any:
+        names, context = super().__tensor_flatten__()
+        return [*names, "text"], context
 
 
 class TestTensors:
@@ -264,6 +333,32 @@ class TestTensors:
         assert [part.tolist() for part in result.unbind()] == [[1.0, 1.0], [1.0, 1.0, 1.0, 1.0]]
         assert (str(result.values().device), str(result.offsets().device)) == (SIM, SIM)
 
+    @pytest.mark.filterwarnings("ignore::prefetch.PrefetchWarning", "ignore:The PyTorch API of nested tensors")
+    def test_strided_nested(self, sim: Any) -> None:
+        """A nested tensor of the strided layout, pinned or not."""
+        parts = [torch.ones(2, 3), torch.ones(1, 3)]
+        for source in (torch.nested.nested_tensor(parts), torch.nested.nested_tensor(parts).pin_memory()):
+            result = moved(source, memory_format=torch.channels_last)
+            assert str(result.device) == SIM
+            assert [part.shape for part in result.cpu().unbind()] == [(2, 3), (1, 3)]
+
+    @pytest.mark.filterwarnings("ignore::prefetch.PrefetchWarning", "ignore:Sparse:UserWarning")
+    def test_sparse(self, sim: Any) -> None:
+        """Sparse tensors of the coordinate and the compressed layouts."""
+        dense = torch.tensor([[0.0, 2.0], [3.0, 0.0]])
+        for source in (dense.to_sparse(), dense.to_sparse_csr(), dense.to_sparse_csc()):
+            result = moved(source)
+            assert (str(result.device), result.layout) == (SIM, source.layout)
+            assert torch.equal(result.cpu().to_dense(), dense)
+
+    def test_wrapper(self, sim: Any) -> None:
+        """A wrapper subclass that flattens into more than tensors, as DTensor does, moves with all its tensors."""
+        source = Tagged2(tensor(1, 2), tensor(3, 4))
+        result = moved(source)
+        assert type(result) is Tagged2
+        assert is_moved(result.a, 1, 2)
+        assert is_moved(result.b, 3, 4)
+
     def test_already_there(self, sim: Any) -> None:
         """A tensor on the device already is passed as it is; one that only the cast touches is ordered."""
         there = torch.ones(4, device=SIM) * 2
@@ -297,6 +392,7 @@ class TestMappings:
             lambda items: ChainMap(items, {"z": 0}),
             lambda items: InnerDict(items, "tag"),
             lambda items: SlottedMapping(items, "tag"),
+            lambda items: OrderedInner(items, "tag"),
         ],
         ids=lambda make: make.__name__ if isinstance(make, type) else None,
     )
@@ -326,10 +422,32 @@ class TestMappings:
         assert is_moved(result["x"], 3)
         assert result.x is result["x"]
 
+    def test_read_only(self, sim: Any) -> None:
+        """A mapping that can be neither filled nor made from its content is made from what it stores."""
+        source = ReadOnly(tensor(1), key="x", tag="train")
+        result = moved(source)
+        assert (type(result), result.tag) == (ReadOnly, "train")
+        assert is_moved(result["x"], 1)
+        fields = moved(FieldMapping(tensor(1), 5))
+        assert is_moved(fields.x, 1)
+        assert fields["y"] == 5
+
+    def test_all_layers_of_a_chain(self, sim: Any) -> None:
+        """Every dict of a ChainMap is moved."""
+        result = moved(ChainMap({"x": tensor(1)}, {"x": tensor(2), "y": tensor(3)}))
+        assert is_moved(result.maps[1]["x"], 2)
+        assert is_moved(result["y"], 3)
+
+    def test_hidden_items(self, sim: Any) -> None:
+        """A dict is moved with the items that it has, whatever it says of them."""
+        result = moved(Filtered(x=tensor(1), hidden=tensor(2)))
+        assert is_moved(result["x"], 1)
+        assert is_moved(result["hidden"], 2)
+
     def test_that_cannot_be_made(self, sim: Any) -> None:
-        """A mapping that can be neither filled nor made is an error that says what to do."""
-        with pytest.raises(PrefetchError, match=r"ReadOnly .* cannot be made: give the class a constructor"):
-            moved(ReadOnly(tensor(1), key="x"))
+        """A mapping that would be another one afterwards is an error that says what to do."""
+        with pytest.raises(PrefetchError, match=r"Elsewhere .* cannot be made: give the class a constructor"):
+            moved(Elsewhere(x=tensor(1)))
 
     def test_without_tensors_is_passed_on(self, sim: Any) -> None:
         """What holds nothing to move is the same object."""
@@ -377,10 +495,14 @@ class TestSequences:
         assert is_moved(result.values.reshape(1), 3)
         assert is_moved(result.indices.reshape(1), 1)
 
-    def test_that_cannot_be_made(self, sim: Any) -> None:
-        """A tuple that is made in its own way is an error, and not another type."""
-        with pytest.raises(PrefetchError, match=r"Triple .* cannot be made"):
-            moved(Triple(tensor(1), 2, 3))
+    def test_own_constructor(self, sim: Any) -> None:
+        """A tuple that is made in its own way, and a list that iterates in its own way, keep their items."""
+        result = moved(Triple(tensor(1), 2, 3))
+        assert (type(result), len(result), result[1:]) == (Triple, 3, (2, 3))
+        assert is_moved(result[0], 1)
+        backwards = moved(Backwards([tensor(1), "last"]))
+        assert is_moved(backwards[0], 1)
+        assert backwards[1] == "last"
 
     @pytest.mark.parametrize(
         "atom",
@@ -493,6 +615,47 @@ class Inplace:
         return self
 
 
+class Nested:
+    """Moves the object inside of it in place, and knows it by two names."""
+
+    def __init__(self, leaf: torch.Tensor) -> None:
+        self.parts = [Inplace(leaf)]
+        self.by_name = OrderedDict(first=self.parts[0])
+
+    def to(self, device: torch.device) -> Nested:
+        """Writes to what it holds."""
+        self.parts[0].to(device)
+        return self
+
+
+class DictWithTo(dict[str, Any]):
+    """A dict that moves itself in place."""
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> DictWithTo:
+        """Writes to itself."""
+        for key in self:
+            self[key] = self[key].to(device, non_blocking=non_blocking)
+        return self
+
+
+class Immutable(Inplace):
+    """Calls itself immutable; makes another one."""
+
+    def __copy__(self) -> Immutable:
+        return self
+
+    def to(self, device: torch.device) -> Immutable:
+        """Makes another one."""
+        return Immutable(self._inner["x"][0].to(device))
+
+
+class Uncopyable(Inplace):
+    """Cannot be copied."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError("no copies")
+
+
 class InplaceSilent(Inplace):
     """The same without a result."""
 
@@ -536,6 +699,38 @@ class TestOwnTo:
         assert is_moved(result._inner["x"][0], 1)
         assert source._inner["x"][0] is leaf
         assert source.calls == 0
+
+    def test_in_place_deep_inside(self, sim: Any) -> None:
+        """What an object moves inside of itself is copied first too, and stays one object under two names."""
+        leaf = tensor(1)
+        source = Nested(leaf)
+        result = moved(source)
+        assert is_moved(result.parts[0]._inner["x"][0], 1)
+        assert result.by_name["first"] is result.parts[0]
+        assert source.parts[0]._inner["x"][0] is leaf
+
+    def test_dict_in_place(self, sim: Any) -> None:
+        """A dict with a method .to is copied first."""
+        leaf = tensor(1)
+        source = DictWithTo(x=leaf)
+        result = moved(source)
+        assert is_moved(result["x"], 1)
+        assert source["x"] is leaf
+
+    def test_immutable(self, sim: Any) -> None:
+        """An object that is its own copy is trusted to make another one."""
+        assert is_moved(moved(Immutable(tensor(1)))._inner["x"][0], 1)
+
+    def test_that_cannot_be_copied(self, sim: Any) -> None:
+        """One that cannot be copied is named, with the remedy."""
+        with pytest.raises(PrefetchError, match=r"Uncopyable in the batch cannot be copied: give it a method __copy__"):
+            moved(Uncopyable(tensor(1)))
+
+    def test_modules_are_not_moved(self, sim: Any) -> None:
+        """A module moves in place and is no data: it is passed on."""
+        module = torch.nn.Linear(2, 2)
+        assert moved([tensor(1), module])[1] is module
+        assert str(module.weight.device) == "cpu"
 
     def test_non_blocking(self, sim: Any) -> None:
         """The keyword is given to those that know it."""

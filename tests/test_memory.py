@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import weakref
 from collections.abc import Iterator
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils.data import DataLoader, Dataset
 
 from prefetch import CUDAPrefetcher
-from tests.helpers import Numbered
+from tests.helpers import Numbered, run_python
 
 ACCELERATOR = torch.accelerator
 SIZE = 1 << 19  # 2 MiB of floats: the simulated allocator's unit for large blocks, so that bytes count batches
@@ -125,21 +129,88 @@ class Inner:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
-        self.myself = self
+        self.myself: Inner | None = self
 
 
-@pytest.mark.parametrize("by_transform", [False, True])
-def test_hidden_tensors_are_protected(any_sim: Any, by_transform: bool) -> None:
-    """Tensors inside of foreign objects are recorded too, whether the object moved itself or a transform made it."""
+class DictWithTo(dict[str, torch.Tensor]):
+    """A dict that moves itself."""
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> DictWithTo:
+        """Makes another one."""
+        return DictWithTo({key: value.to(device, non_blocking=non_blocking) for key, value in self.items()})
+
+
+def with_attribute(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor that carries another one."""
+    carrier = torch.zeros(4, device=tensor.device)
+    carrier.mask = tensor * 1  # type: ignore[attr-defined]
+    return carrier
+
+
+# How to hide a tensor in a batch, and how to get at it.
+HIDING_PLACES: dict[str, tuple[Any, Any]] = {
+    "objects": (Holder, lambda batch: batch.inner["deep"][0].tensor),
+    "dict with to": (lambda tensor: DictWithTo(x=tensor), lambda batch: batch["x"]),
+    "packed": (lambda tensor: PackedSequence(tensor, torch.tensor([len(tensor)])), lambda batch: batch.data),
+    "set": (lambda tensor: {tensor}, lambda batch: next(iter(batch))),
+    "view of a dict": (lambda tensor: {"x": tensor}.values(), lambda batch: next(iter(batch))),
+    "read-only dict": (lambda tensor: MappingProxyType({"x": tensor}), lambda batch: batch["x"]),
+    "attribute of a tensor": (with_attribute, lambda batch: batch.mask),
+    "plain object": (lambda tensor: SimpleNamespace(x=[tensor]), lambda batch: batch.x[0]),
+}
+
+
+def free_of_cycles(batch: Any) -> None:
+    """Cut the cycle of a ``Holder``, which would keep its memory."""
+    if isinstance(batch, Holder):
+        batch.inner["deep"][0].myself = None
+
+
+@pytest.mark.parametrize("place", HIDING_PLACES)
+def test_hidden_results_are_protected(any_sim: Any, place: str) -> None:
+    """Wherever the tensors of a transform's result are stored, they are not reused while they are read late."""
+    hide, find = HIDING_PLACES[place]
     any_sim.configure(latency_us=200)
-    batches: Any = (Holder(batch) for batch in Numbered(10)) if not by_transform else Numbered(10)
     sums = []
-    for holder in CUDAPrefetcher(batches, "sim", transform=Holder if by_transform else None):
+    for batch in CUDAPrefetcher(Numbered(10), "sim", transform=hide):
         any_sim.busy(1500)
-        sums.append(holder.inner["deep"][0].tensor.mean())
-        holder.inner["deep"][0].myself = None  # the cycle would keep the memory
-        del holder
+        sums.append(find(batch).mean())
+        free_of_cycles(batch)
+        del batch
     assert torch.stack(sums).tolist() == [float(i + 1) for i in range(10)]
+    assert any_sim.races() == []
+
+
+@pytest.mark.parametrize("place", ["objects", "dict with to", "packed", "read-only dict"])
+def test_moved_objects_are_protected(any_sim: Any, place: str) -> None:
+    """Tensors inside of objects that are moved, or move themselves, are not reused while they are read late."""
+    hide, find = HIDING_PLACES[place]
+    any_sim.configure(latency_us=200)
+    sums = []
+    for batch in CUDAPrefetcher((hide(tensor) for tensor in Numbered(10)), "sim"):
+        any_sim.busy(1500)
+        sums.append(find(batch).mean())
+        free_of_cycles(batch)
+        del batch
+    assert torch.stack(sums).tolist() == [float(i + 1) for i in range(10)]
+    assert any_sim.races() == []
+
+
+@pytest.mark.parametrize("place", HIDING_PLACES)
+def test_hidden_device_tensors_are_awaited(any_sim: Any, place: str) -> None:
+    """Wherever the loader has put what it made on the device, a transform finds it ready."""
+    hide, find = HIDING_PLACES[place]
+    any_sim.configure(kernel_us=500)
+
+    def batches() -> Iterator[Any]:
+        for i in range(6):
+            batch = hide(torch.full((1 << 14,), float(i), device="sim") * 2)
+            yield batch
+            free_of_cycles(batch)
+
+    sums = [batch.mean() for batch in CUDAPrefetcher(batches(), "sim", transform=lambda batch: find(batch) + 1)]
+    ACCELERATOR.synchronize()
+    assert [value.item() for value in sums] == [2.0 * i + 1 for i in range(6)]
     assert any_sim.races() == []
 
 
@@ -220,6 +291,33 @@ class TestReferences:
         for _ in CUDAPrefetcher(loader, "sim", prefetch_batches=2):
             peak = max(peak, len(loader.alive()))
         assert peak <= 2 + 3
+
+    def test_host_batches_do_not_pile_up_under_errors(self, any_sim: Any) -> None:
+        """Nor when a transform fails on every batch, so that no step of the consumer holds the host back."""
+        any_sim.configure(latency_us=2000)
+        loader = Given(40)
+
+        def transform(batch: torch.Tensor) -> Any:
+            raise ValueError("never good")
+
+        iterator = iter(CUDAPrefetcher(loader, "sim", prefetch_batches=2, transform=transform))
+        peak = failed = 0
+        for _ in range(40):
+            try:
+                next(iterator)
+            except ValueError:
+                failed += 1
+                peak = max(peak, len(loader.alive()))
+        assert failed == 40
+        assert peak <= 2 + 3
+
+    def test_batches_that_need_no_move_are_not_referenced(self, sim: Any) -> None:
+        """What is passed on as it is goes as soon as the caller lets go of it, too."""
+        batches = (torch.full((SIZE,), float(i), device="sim") for i in range(4))
+        iterator = iter(CUDAPrefetcher(batches, "sim", prefetch_batches=1))
+        for _ in range(3):
+            batch = weakref.ref(next(iterator))
+            assert batch() is None
 
     def test_close_keeps_sources_of_running_copies(self, sim: Any) -> None:
         """A pass that is closed under running copies neither waits for them nor frees their host batches."""
@@ -320,3 +418,55 @@ class TestReferences:
         assert source.last() is not None
         del iterator
         assert source.last() is None
+
+
+class OneBad(Dataset[torch.Tensor]):
+    """Fails on one sample."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == 2:
+            raise ValueError("bad sample")
+        return torch.ones(4)
+
+
+def test_workers_end_under_an_error_that_waits(sim: Any) -> None:
+    """A broken-off pass with a worker's error ahead ends the workers at once, as the bare loop does."""
+    loader = DataLoader(OneBad(), batch_size=1, num_workers=2, pin_memory=True)
+    iterator = iter(CUDAPrefetcher(loader, "sim", prefetch_batches=4))
+    assert next(iterator).tolist() == [[1.0] * 4]
+    workers = [child for child in multiprocessing.active_children() if child.name.startswith("Process")]
+    assert len(workers) >= 2
+    del iterator
+    assert [worker for worker in multiprocessing.active_children() if worker in workers] == []
+
+
+FORK = """
+import gc, os
+from types import SimpleNamespace
+from tests import simulator
+from tests.helpers import Numbered, run_python
+simulator.load()
+simulator.configure(latency_us=200_000)
+from prefetch import CUDAPrefetcher
+
+prefetcher = CUDAPrefetcher(Numbered(4), "sim", transform=lambda batch: batch)
+iterator = iter(prefetcher)
+next(iterator)
+child = os.fork()
+if child == 0:
+    del iterator, prefetcher
+    gc.collect()
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+print(len(list(iterator)))
+"""
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_forked_process_lets_go_quietly(sim: Any) -> None:
+    """A forked process that drops an open pass neither waits for copies that are not its own nor complains."""
+    result = run_python("-W", "ignore", "-c", FORK, timeout=60)
+    assert (result.stdout, result.stderr, result.returncode) == ("3\n", "", 0)

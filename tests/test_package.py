@@ -18,6 +18,7 @@ LAYERS = [
     ["_epoch"],
     ["_feeder", "_transfer", "_memory"],
     ["_batch", "_device"],
+    ["_search"],
     ["_rebuild"],
     ["_errors"],
 ]

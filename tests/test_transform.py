@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 from prefetch import CUDAPrefetcher
 from tests.helpers import Numbered, numbered
@@ -213,6 +214,28 @@ def test_closed_over_tensors_may_change_after_a_break(any_sim: Any) -> None:
             break
         scale.mul_(2)
     assert any_sim.races() == []
+
+
+def test_transform_that_closes_the_pass(sim: Any) -> None:
+    """A pass that its own transform closes is at its end: no later batch is delivered in place of an earlier one."""
+
+    def transform(batch: torch.Tensor) -> torch.Tensor:
+        if batch[0].item() == 3:
+            iterator.close()
+        return batch
+
+    iterator: Any = iter(CUDAPrefetcher(numbered(5), "sim", prefetch_batches=1, transform=transform))
+    assert next(iterator)[0].item() == 1.0
+    assert list(iterator) == []
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_in_place_under_inference_mode(sim: Any, device: str) -> None:
+    """Under inference mode a transform may write to its batch, on the CPU as on the device."""
+    loader = DataLoader(TensorDataset(torch.arange(4.0)), batch_size=2, pin_memory=True)
+    with torch.inference_mode():
+        batches = list(CUDAPrefetcher(loader, device, transform=lambda batch: batch[0].div_(2)))
+    assert [batch.tolist() for batch in batches] == [[0.0, 0.5], [1.0, 1.5]]
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -212,11 +212,16 @@ def not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("not_loaded")
 def test_the_fixture_skips_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reason says what to install."""
+    """The reason says what to install; where the simulator is required it is an error instead."""
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("CXX", "")
+    monkeypatch.delenv("REQUIRE_SIMULATOR", raising=False)
+    reason = fixtures.why_unavailable()
     with pytest.raises(pytest.skip.Exception, match=r"there is no C\+\+ compiler here: install g\+\+"):
-        next(fixtures._simulated(virtual=False))
+        next(fixtures._simulated(False, reason))
+    monkeypatch.setenv("REQUIRE_SIMULATOR", "1")
+    with pytest.raises(simulator.SimulatorUnavailable, match=r"there is no C\+\+ compiler here"):
+        fixtures.why_unavailable()
 
 
 @pytest.mark.usefixtures("not_loaded")

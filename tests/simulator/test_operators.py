@@ -159,3 +159,13 @@ def test_torchvision_transforms(any_sim: ModuleType) -> None:
     assert transformed.device.type == "sim"
     assert torch.allclose(transformed.cpu(), transform(images))
     assert v2.RandomResizedCrop(3)(images.to("sim")).shape == (2, 3, 3, 3)
+
+
+def test_batch_norm_in_evaluation(any_sim: ModuleType) -> None:
+    """Batch normalisation in evaluation mode, whose saved statistics are empty on the CPU, gives the CPU's values."""
+    torch.manual_seed(0)
+    layer = torch.nn.BatchNorm2d(3).eval()
+    batch = torch.randn(4, 3, 5, 5)
+    want = layer(batch)
+    got = layer.to("sim")(batch.to("sim"))
+    assert torch.allclose(got.cpu(), want)

@@ -96,7 +96,9 @@ class Call {
       at::AutoDispatchBelowADInplaceOrView below_autograd;
       op.callBoxed(&arguments);
       for (size_t i = 0; i < to_fill.size(); i++)
-        if (to_fill[i].defined()) to_fill[i].copy_(arguments[i].toTensor());
+        // A kernel may leave a result empty that the meta kernel gives a size: batch_norm's statistics in eval mode.
+        if (to_fill[i].defined() && arguments[i].toTensor().sizes() == to_fill[i].sizes())
+          to_fill[i].copy_(arguments[i].toTensor());
     };
     launch(std::move(work));
     if (reads_host_memory_) synchronize_stream(current_stream()); // the caller may change it next
