@@ -30,6 +30,20 @@ MUTANTS = [
     Mutant("no wait", "_epoch", "consumer.wait_event(arrival.copied)", "pass", "tests/test_streams.py"),
     Mutant("no record", "_memory", "tensor.record_stream(consumer)", "pass", "tests/test_memory.py"),
     Mutant(
+        "moved leaves not recorded",
+        "_transfer",
+        "self.tensors += memory_of(result)",
+        "pass",
+        "tests/test_properties.py",
+    ),
+    Mutant(
+        "tuples not entered",
+        "_batch",
+        "return _tuple if kind is tuple else _tuple_subclass",
+        "return _untouched",
+        "tests/test_properties.py",
+    ),
+    Mutant(
         "own objects not recorded",
         "_transfer",
         "self.tensors += tensors_on(result, transfer.device)",
