@@ -211,8 +211,16 @@ def _filled(items: Iterable[tuple[Any, Any]]) -> Way:
 
 
 def _made(content: Any) -> Way:
-    """Another one made from its content."""
-    return lambda node: with_attributes(type(node)(content), stored_attributes(node))
+    """Another one made from its content, with those of its attributes that this does not give it."""
+
+    def make(node: Any) -> Any:
+        clone = type(node)(content)
+        own = stored_attributes(clone)
+        return with_attributes(
+            clone, {name: value for name, value in stored_attributes(node).items() if name not in own}
+        )
+
+    return make
 
 
 def _enumerated(node: Any) -> Iterable[tuple[int, Any]]:

@@ -86,28 +86,33 @@ def test_kept_batches_stay_right(sim: Any) -> None:
     assert [batch.unique().tolist() for batch in kept] == [[float(i + 1)] for i in range(10)]
 
 
+def means_read_late(sim: Any, prefetcher: Any, find: Any) -> list[float]:
+    """The mean of a tensor in each batch, computed by a device that is late, of batches let go before it is."""
+    sim.configure(latency_us=200)
+    means = []
+    for batch in prefetcher:
+        sim.busy(1500)
+        means.append(find(batch).mean())
+        free_of_cycles(batch)
+        del batch
+    return torch.stack(means).tolist()
+
+
+ONE_TO_TEN = [float(i + 1) for i in range(10)]
+
+
 def test_memory_let_go_early_is_protected(any_sim: Any) -> None:
     """A batch that the caller drops while its kernels are still queued is not reused before they are done."""
-    any_sim.configure(latency_us=200)
-    sums = []
-    for batch in CUDAPrefetcher(Numbered(10), "sim"):
-        any_sim.busy(1500)
-        sums.append(batch.mean())
-        del batch
-    assert torch.stack(sums).tolist() == [float(i + 1) for i in range(10)]
+    assert means_read_late(any_sim, CUDAPrefetcher(Numbered(10), "sim"), lambda batch: batch) == ONE_TO_TEN
     assert any_sim.races() == []
 
 
 def test_transform_results_are_protected(any_sim: Any) -> None:
     """Memory that the transform allocates, in any container, is not reused while the consumer reads it late."""
-    any_sim.configure(latency_us=200, kernel_us=200)
-    prefetcher: Any = CUDAPrefetcher(Numbered(10), "sim", transform=lambda batch: {"double": [batch * 2], "raw": batch})
-    sums = []
-    for batch in prefetcher:
-        any_sim.busy(1500)
-        sums.append(batch["double"][0].mean() + batch["raw"].mean())
-        del batch  # while the kernels that read it are still queued
-    assert torch.stack(sums).tolist() == [3.0 * (i + 1) for i in range(10)]
+    any_sim.configure(kernel_us=200)
+    prefetcher = CUDAPrefetcher(Numbered(10), "sim", transform=lambda batch: {"double": [batch * 2], "raw": batch})
+    means = means_read_late(any_sim, prefetcher, lambda batch: batch["double"][0] - batch["raw"])
+    assert means == ONE_TO_TEN
     assert any_sim.races() == []
 
 
@@ -170,14 +175,7 @@ def free_of_cycles(batch: Any) -> None:
 def test_hidden_results_are_protected(any_sim: Any, place: str) -> None:
     """Wherever the tensors of a transform's result are stored, they are not reused while they are read late."""
     hide, find = HIDING_PLACES[place]
-    any_sim.configure(latency_us=200)
-    sums = []
-    for batch in CUDAPrefetcher(Numbered(10), "sim", transform=hide):
-        any_sim.busy(1500)
-        sums.append(find(batch).mean())
-        free_of_cycles(batch)
-        del batch
-    assert torch.stack(sums).tolist() == [float(i + 1) for i in range(10)]
+    assert means_read_late(any_sim, CUDAPrefetcher(Numbered(10), "sim", transform=hide), find) == ONE_TO_TEN
     assert any_sim.races() == []
 
 
@@ -185,14 +183,8 @@ def test_hidden_results_are_protected(any_sim: Any, place: str) -> None:
 def test_moved_objects_are_protected(any_sim: Any, place: str) -> None:
     """Tensors inside of objects that are moved, or move themselves, are not reused while they are read late."""
     hide, find = HIDING_PLACES[place]
-    any_sim.configure(latency_us=200)
-    sums = []
-    for batch in CUDAPrefetcher((hide(tensor) for tensor in Numbered(10)), "sim"):
-        any_sim.busy(1500)
-        sums.append(find(batch).mean())
-        free_of_cycles(batch)
-        del batch
-    assert torch.stack(sums).tolist() == [float(i + 1) for i in range(10)]
+    prefetcher = CUDAPrefetcher((hide(tensor) for tensor in Numbered(10)), "sim")
+    assert means_read_late(any_sim, prefetcher, find) == ONE_TO_TEN
     assert any_sim.races() == []
 
 
