@@ -1,6 +1,6 @@
 """Train a small ResNet on CIFAR-10: the loader wrapped in a CUDAPrefetcher, pictures normalised on the device.
 
-    pip install "cuda-prefetcher[examples]"
+    pip install -e ".[examples]"                    # once, in a clone of the project
     python examples/cifar10.py --data data          # CIFAR-10, downloaded when it is not there
     python examples/cifar10.py --data my-pictures   # train/<class>/*, test/<class>/*
     python examples/cifar10.py                      # generated pictures: nothing to download
@@ -304,4 +304,8 @@ def main(argv: Sequence[str] | None = None) -> Result:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)  # as a shell reports Ctrl-C

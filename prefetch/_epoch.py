@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -17,6 +18,8 @@ from prefetch._feeder import InlineFeeder
 from prefetch._memory import RecordStream, Sources
 from prefetch._search import tensors_on
 from prefetch._transfer import Transfer
+
+T = TypeVar("T")
 
 
 class Arrival(NamedTuple):
@@ -97,7 +100,15 @@ class Lane:
         return sys.is_finalizing() or os.getpid() != self._process
 
 
-class SideStreamEpoch(Iterator[Any]):
+class Epoch(Iterator[T]):
+    """A pass over the loader. Letting go of it ends it, as :meth:`close` does."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the pass: the loader's iterator and the batches on their way are dropped."""
+
+
+class SideStreamEpoch(Epoch[Any]):
     """A pass that copies ahead on the side stream."""
 
     def __init__(self, iterator: Iterator[Any], lane: Lane) -> None:
@@ -124,7 +135,7 @@ class SideStreamEpoch(Iterator[Any]):
             raise
 
     def close(self) -> None:
-        """End the pass: the loader's iterator and the batches on their way are dropped."""
+        """End the pass; copies under way go on, and keep their host batches."""
         self._feeder.close()
         self._lane.end_pass()
 
@@ -134,7 +145,7 @@ class SideStreamEpoch(Iterator[Any]):
             self._lane.end_pass()
 
 
-class PlainEpoch(Iterator[Any]):
+class PlainEpoch(Epoch[Any]):
     """A pass without look-ahead: on the CPU, and on devices without streams."""
 
     def __init__(self, iterator: Iterator[Any], transfer: Transfer) -> None:

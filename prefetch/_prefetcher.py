@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import operator
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import Any, Generic, Literal, TypeVar, get_args
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, Generic, Literal, TypeVar, get_args, overload
 
 import torch
+from torch.utils.data import Dataset
 
 from prefetch._device import has_streams, resolve
-from prefetch._epoch import Lane, PlainEpoch, SideStreamEpoch
+from prefetch._epoch import Epoch, Lane, PlainEpoch, SideStreamEpoch
 from prefetch._transfer import Transfer
 
 T = TypeVar("T")
+Loaded = TypeVar("Loaded")
 
 Memory = Literal["record_stream"]
 
@@ -39,8 +41,8 @@ class CUDAPrefetcher(Generic[T]):
 
     Batches keep their nesting: tensors of any shape, layout and type, mappings, named and plain tuples, lists and
     other sequences, dataclasses, ``PackedSequence``, and objects with a method ``.to(device)``, which is called;
-    anything else is passed on as it is. Two references to one tensor stay two references to one tensor. The loader's
-    batch is never written to. A leaf that requires gradients arrives as a leaf that requires gradients.
+    anything else, NumPy arrays too, is passed on as it is. Two references to one tensor stay two references to one
+    tensor. The loader's batch is never written to. A leaf that requires gradients arrives as one that does.
 
     A batch can be used on the stream that is current when it is asked for, and on others after the usual
     ``wait_stream`` and ``record_stream``. Device memory holds at most ``prefetch_batches + 3`` batches, beside what the
@@ -61,13 +63,15 @@ class CUDAPrefetcher(Generic[T]):
         transform: Called on each device batch, on the side stream, under ``torch.no_grad``. Its result takes the
             batch's place; the tensors in its containers and in the stored attributes of its objects are protected,
             others (in an iterator, a closure) are not. Tensors that it closes over are waited for when a pass starts,
-            and must neither be written to nor freed by the loop before it ends.
-        dtype: Floating-point type to which floating leaves are cast, on the device, after the copy.
+            and must neither be written to nor freed by the loop before it ends. With the CPU as the device it gets the
+            loader's own batch, and should not write to it if the loader keeps it.
+        dtype: Floating-point type to which floating leaves are cast, on the device, after the copy and before
+            ``transform``.
         memory_format: As in ``Tensor.to``: ``torch.channels_last`` for 4-D leaves, ``torch.channels_last_3d`` for 5-D
             leaves, ``torch.contiguous_format`` for both. Objects with their own ``.to`` are neither cast nor
             reformatted.
-        skip_keys: Mapping keys and field names whose values stay as the loader made them. Keys inside of objects with
-            their own ``.to`` are not seen.
+        skip_keys: Mapping keys and field names, at any depth, whose values stay as the loader made them. Keys inside of
+            objects with their own ``.to`` are not seen.
 
     Raises:
         TypeError: An argument is of the wrong type; ``loader`` cannot be iterated over.
@@ -80,6 +84,7 @@ class CUDAPrefetcher(Generic[T]):
 
     __module__ = "prefetch"
 
+    @overload
     def __init__(
         self,
         loader: Iterable[T],
@@ -87,7 +92,34 @@ class CUDAPrefetcher(Generic[T]):
         *,
         prefetch_batches: int = 2,
         memory: Memory = "record_stream",
-        transform: Callable[[T], Any] | None = None,
+        transform: None = None,
+        dtype: torch.dtype | None = None,
+        memory_format: torch.memory_format | None = None,
+        skip_keys: Collection[str] = (),
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self,
+        loader: Iterable[Loaded],
+        device: torch.device | str | int | None = None,
+        *,
+        prefetch_batches: int = 2,
+        memory: Memory = "record_stream",
+        transform: Callable[[Loaded], T],
+        dtype: torch.dtype | None = None,
+        memory_format: torch.memory_format | None = None,
+        skip_keys: Collection[str] = (),
+    ) -> None: ...
+
+    def __init__(
+        self,
+        loader: Iterable[Any],
+        device: torch.device | str | int | None = None,
+        *,
+        prefetch_batches: int = 2,
+        memory: Memory = "record_stream",
+        transform: Callable[[Any], T] | None = None,
         dtype: torch.dtype | None = None,
         memory_format: torch.memory_format | None = None,
         skip_keys: Collection[str] = (),
@@ -111,7 +143,7 @@ class CUDAPrefetcher(Generic[T]):
         """Where the batches are: the CPU, or an accelerator with its index."""
         return self._device
 
-    def __iter__(self) -> Iterator[T]:
+    def __iter__(self) -> Epoch[T]:
         """Start a pass: the loader's own pass starts now, in this thread.
 
         The iterator has a method ``close()``, which ends the pass early; letting go of the iterator does the same.
@@ -123,6 +155,9 @@ class CUDAPrefetcher(Generic[T]):
                 if self._lane is None:
                     self._lane = Lane(torch.Stream(self._device), self._transfer, self._prefetch_batches)
         return SideStreamEpoch(iter(self._loader), self._lane)
+
+    def __repr__(self) -> str:
+        return f"CUDAPrefetcher({self._loader!r}, device={str(self._device)!r})"
 
     def __len__(self) -> int:
         """The loader's length.
@@ -167,7 +202,11 @@ class CUDAPrefetcher(Generic[T]):
 
 def _check_loader(loader: object) -> None:
     kind = type(loader)
-    if getattr(kind, "__iter__", None) is None and not hasattr(kind, "__getitem__"):
+    if getattr(kind, "__iter__", None) is not None:
+        return
+    if isinstance(loader, Dataset):  # iter() would count its samples up, if need be for ever
+        raise TypeError(f"loader must be iterable; wrap the data set in a DataLoader, got {loader!r}")
+    if not hasattr(kind, "__getitem__"):
         raise TypeError(f"loader must be iterable, such as a DataLoader, got {loader!r}")
 
 

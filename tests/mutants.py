@@ -6,6 +6,7 @@ fails on is reported, and makes the exit code 1.
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import subprocess
 import sys
@@ -409,12 +410,14 @@ def run_tests(tests: str, mutant: Mutant | None = None) -> tuple[int, str]:
     return run.returncode, next((line[7:110] for line in lines if line.startswith("FAILED")), lines[-1])
 
 
-def main(names: list[str]) -> int:
+def main() -> int:
     """Try the named mutants, or all of them."""
+    options = argparse.ArgumentParser(description="Break the library on purpose and see whether the tests notice.")
+    options.add_argument("names", nargs="*", metavar="NAME", help="a mutant's name; default: all of them")
+    names = options.parse_args().names
+    if unknown := set(names) - {mutant.name for mutant in MUTANTS}:
+        options.error(f"argument NAME: no such mutant, got {sorted(unknown)}")
     chosen = [mutant for mutant in MUTANTS if not names or mutant.name in names]
-    if unknown := set(names) - {mutant.name for mutant in chosen}:
-        print(f"no such mutant: {sorted(unknown)}")
-        return 2
     for tests in sorted({mutant.tests for mutant in chosen}):
         code, line = run_tests(tests)
         if code:
@@ -433,4 +436,4 @@ def main(names: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import TensorDataset
 
 from prefetch import CUDAPrefetcher
 
@@ -28,6 +29,11 @@ GOOD: list[Any] = [torch.zeros(1)]
         ({"loader": 3}, TypeError, "loader must be iterable, such as a DataLoader, got 3"),
         ({"loader": None}, TypeError, "loader must be iterable, such as a DataLoader, got None"),
         ({"loader": NotIterable()}, TypeError, "loader must be iterable, such as a DataLoader, got <tests"),
+        (
+            {"loader": TensorDataset(torch.ones(2))},
+            TypeError,
+            "loader must be iterable; wrap the data set in a DataLoader",
+        ),
         ({"loader": list}, TypeError, "loader must be iterable, such as a DataLoader, got <class 'list'>"),
         ({"prefetch_batches": -1}, ValueError, "prefetch_batches must be 0 or more, got -1"),
         ({"prefetch_batches": 1.5}, TypeError, "prefetch_batches must be an integer, got 1.5"),
@@ -73,7 +79,7 @@ def test_bad_argument(arguments: dict[str, Any], error: type[Exception], message
 def test_options_are_keywords() -> None:
     """Only the loader and the device may be given by position."""
     with pytest.raises(TypeError, match="positional"):
-        CUDAPrefetcher(GOOD, "cpu", 2)  # type: ignore[call-arg]
+        CUDAPrefetcher(GOOD, "cpu", 2)  # type: ignore[call-overload]
 
 
 def test_numpy_integer_depth() -> None:
@@ -91,7 +97,7 @@ class OldSequence:
 
 def test_old_sequence_protocol() -> None:
     """What iter() accepts is accepted, with or without __iter__."""
-    assert list(CUDAPrefetcher(OldSequence(), "cpu")) == [10, 11]  # type: ignore[arg-type]
+    assert list(CUDAPrefetcher(OldSequence(), "cpu")) == [10, 11]  # type: ignore[call-overload]
 
 
 class NeverStarted:

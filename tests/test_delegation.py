@@ -35,6 +35,11 @@ def test_attributes_are_the_loaders() -> None:
     assert (prefetcher.batch_size, prefetcher.drop_last, len(prefetcher)) == (4, True, 2)
 
 
+def test_repr() -> None:
+    """What is printed names the loader and the device."""
+    assert repr(CUDAPrefetcher([1], "cpu")) == "CUDAPrefetcher([1], device='cpu')"
+
+
 def test_missing_attribute_names_the_loader() -> None:
     """An attribute that neither has is missed from the loader."""
     with pytest.raises(AttributeError, match="'DataLoader' object has no attribute 'no_such_thing'"):

@@ -132,7 +132,7 @@ def test_loaders_iterator_is_let_go(sim: Any, device: str, end: str) -> None:
         if end != "exhaust":
             break
     if end == "close":
-        iterator.close()  # type: ignore[attr-defined]
+        iterator.close()
     if end == "break":
         del iterator
     assert loader.last is not None

@@ -275,6 +275,7 @@ def test_the_device_is_refused_in_a_forked_child(sim: ModuleType) -> None:
     assert result.stderr == ""
 
 
+@pytest.mark.usefixtures("sim")  # there is a compiler
 def test_a_source_that_does_not_compile_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not a reason to skip: the compiler's message is shown."""
     (tmp_path / "broken.cpp").write_text("#error this is broken\n")
