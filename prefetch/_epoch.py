@@ -70,8 +70,6 @@ class Lane:
             resident = tensors_on(batch, self._device)
             if resident:
                 self._stream.wait_stream(producer)
-                for tensor in resident:
-                    tensor.record_stream(self._stream)
             moved = None
             try:
                 moved, tensors = self._transfer(batch)

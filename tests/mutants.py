@@ -319,9 +319,6 @@ MUTANTS = [
         "tests/test_streams.py",
     ),
     Mutant(
-        "device tensors not held", "_epoch", "tensor.record_stream(self._stream)", "pass", "tests/test_transform.py"
-    ),
-    Mutant(
         "device tensors not passed to the consumer",
         "_epoch",
         "tensors + resident,",

@@ -186,6 +186,13 @@ class Filtered(dict[str, Any]):
         return [(key, value) for key, value in super().items() if key != "hidden"]
 
 
+class Homing(dict[str, Any]):
+    """Brings home what is put into it one by one."""
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        super().__setitem__(key, value.cpu() if isinstance(value, torch.Tensor) else value)
+
+
 class Backwards(list[Any]):
     """Is iterated over from the end."""
 
@@ -443,6 +450,10 @@ class TestMappings:
         result = moved(Filtered(x=tensor(1), hidden=tensor(2)))
         assert is_moved(result["x"], 1)
         assert is_moved(result["hidden"], 2)
+
+    def test_items_that_change_on_their_way(self, sim: Any) -> None:
+        """A dict that changes what is put into it is made in another way."""
+        assert is_moved(moved(Homing(x=tensor(1)))["x"], 1)
 
     def test_that_cannot_be_made(self, sim: Any) -> None:
         """A mapping that would be another one afterwards is an error that says what to do."""

@@ -36,13 +36,14 @@ def reserved_batches() -> float:
     return ACCELERATOR.memory_reserved() / BATCH_BYTES
 
 
+@pytest.mark.parametrize(("copy_us", "compute_us"), [(50, 200), (200, 50)])
 @pytest.mark.parametrize("prefetch_batches", [0, 1, 2, 4])
-def test_bound_without_synchronisation(any_sim: Any, prefetch_batches: int) -> None:
+def test_bound_without_synchronisation(any_sim: Any, prefetch_batches: int, copy_us: int, compute_us: int) -> None:
     """After 200 steps of a loop that never synchronises at most prefetch_batches + 3 batches are reserved."""
-    any_sim.configure(latency_us=50, race=0)
+    any_sim.configure(latency_us=copy_us, race=0)
     result = torch.zeros(SIZE, device="sim")
     for batch in CUDAPrefetcher(Numbered(200, SIZE), "sim", prefetch_batches=prefetch_batches):
-        any_sim.busy(200)
+        any_sim.busy(compute_us)
         result.add_(batch)
     assert result[0].item() == 200 * 201 / 2
     assert reserved_batches() - 1 <= prefetch_batches + 3  # beside `result`
@@ -206,6 +207,21 @@ def test_hidden_device_tensors_are_awaited(any_sim: Any, place: str) -> None:
     assert any_sim.races() == []
 
 
+def test_device_tensors_of_a_list_that_is_filled_again(any_sim: Any) -> None:
+    """What the loader made on the device is not reused under the transform, though the loader lets go of it."""
+    any_sim.configure(kernel_us=1000)
+    batch: list[Any] = [None]
+
+    def batches() -> Iterator[list[Any]]:
+        for i in range(8):
+            batch[0] = torch.full((SIZE,), float(i), device="sim")
+            yield batch
+
+    prefetcher: Any = CUDAPrefetcher(batches(), "sim", prefetch_batches=3, transform=lambda batch: batch[0] * 2)
+    assert [result[0].item() for result in prefetcher] == [2.0 * i for i in range(8)]
+    assert any_sim.races() == []
+
+
 class Given:
     """Hands out a fixed number of batches and forgets each at once."""
 
@@ -364,7 +380,7 @@ class TestReferences:
         """A pass at its end waits for its own copies only."""
         prefetcher = CUDAPrefetcher(Numbered(2), "sim", prefetch_batches=1)
         first = iter(prefetcher)
-        assert [batch[0].item() for batch in first] == [1.0, 2.0]
+        assert [next(first)[0].item(), next(first)[0].item()] == [1.0, 2.0]
         second = iter(prefetcher)
         sim.hold_copies("h2d")
         batch = next(second)

@@ -192,7 +192,8 @@ def test_leaves_already_on_the_device_are_ordered(any_sim: Any, pack: Any, optio
             yield pack(torch.full((1 << 14,), float(i), device="sim") * 2)
 
     streams = [torch.Stream("sim"), torch.Stream("sim")]
-    iterator = iter(CUDAPrefetcher(batches(), "sim", **options))
+    # Each batch is asked for, and so made, on the stream on which the one before it is used.
+    iterator = iter(CUDAPrefetcher(batches(), "sim", prefetch_batches=1, **options))
     results = []
     for position in range(6):
         with streams[position % 2]:
@@ -208,8 +209,9 @@ def test_closed_over_tensors_may_change_after_a_break(any_sim: Any) -> None:
     """When a pass is let go, what its transforms still read on the side stream is not overwritten under them."""
     any_sim.configure(kernel_us=2000)
     scale = torch.ones(1, device="sim")
+    prefetcher = CUDAPrefetcher(Numbered(5), "sim", transform=lambda batch: batch * scale)
     for factor in (1.0, 2.0):
-        for batch in CUDAPrefetcher(Numbered(5), "sim", transform=lambda batch: batch * scale):
+        for batch in prefetcher:
             assert batch[0].item() == factor
             break
         scale.mul_(2)
