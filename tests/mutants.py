@@ -107,8 +107,9 @@ MUTANTS = [
     Mutant(
         "a stream each pass",
         "_prefetcher",
-        "        return SideStreamEpoch(iter(self._loader), self._lane)",
-        "        lane, self._lane = self._lane, None\n        return SideStreamEpoch(iter(self._loader), lane)",
+        "        if self._lane is None:\n            with _lane_lock:  # two threads may start the first pass\n"
+        "                if self._lane is None:\n",
+        "        if True:\n            with _lane_lock:\n                if True:\n",
         "tests/test_streams.py",
     ),
     Mutant(
