@@ -163,30 +163,33 @@ def _dict_subclass(node: Any, visitor: Visitor) -> Any:
     visited, changed = _visited_fields(dict.items(node), visitor)
     if not changed:
         return node
-    return _first_equal(node, visited.items(), dict.items, [_filled(visited.items()), _made(visited)])
+    items = list(visited.items())
+    return _first_equal(node, items, dict.items, [_filled(items), _made(visited)])
 
 
 def _list_subclass(node: Any, visitor: Visitor) -> Any:
     visited, changed = _visited_items(list.__iter__(node), visitor)
     if not changed:
         return node
-    return _first_equal(node, enumerate(visited), _enumerated, [_filled(enumerate(visited)), _made(visited)])
+    items = list(enumerate(visited))
+    return _first_equal(node, items, lambda clone: enumerate(list.__iter__(clone)), [_filled(items), _made(visited)])
 
 
 def _mapping(node: Any, visitor: Visitor) -> Any:
     visited, changed = _visited_fields(node.items(), visitor)
     if not changed:
         return node
-    ways = [_stored(visitor), _filled(visited.items()), _made(visited)]
-    return _first_equal(node, visited.items(), lambda mapping: mapping.items(), ways)
+    items = list(visited.items())
+    ways = [_stored(visitor), _filled(items), _made(visited)]
+    return _first_equal(node, items, lambda clone: clone.items(), ways)
 
 
 def _sequence(node: Any, visitor: Visitor) -> Any:
     visited, changed = _visited_items(node, visitor)
     if not changed:
         return node
-    ways = [_stored(visitor), _filled(list(enumerate(visited))), _made(visited)]
-    return _first_equal(node, enumerate(visited), enumerate, ways)
+    items = list(enumerate(visited))
+    return _first_equal(node, items, enumerate, [_stored(visitor), _filled(items), _made(visited)])
 
 
 Way = Callable[[Any], Any]
@@ -197,13 +200,12 @@ def _stored(visitor: Visitor) -> Way:
     return lambda node: _by_attributes(node, visitor)
 
 
-def _filled(items: Iterable[tuple[Any, Any]]) -> Way:
+def _filled(items: list[tuple[Any, Any]]) -> Way:
     """A copy in which the items are set."""
-    kept = list(items)
 
     def fill(node: Any) -> Any:
         clone = own_copy(node)
-        for key, value in kept:
+        for key, value in items:
             clone[key] = value
         return clone
 
@@ -223,20 +225,15 @@ def _made(content: Any) -> Way:
     return make
 
 
-def _enumerated(node: Any) -> Iterable[tuple[int, Any]]:
-    return enumerate(list.__iter__(node))
-
-
 def _first_equal(
-    node: Any, items: Iterable[tuple[Any, Any]], items_of: Callable[[Any], Iterable[tuple[Any, Any]]], ways: list[Way]
+    node: Any, items: list[tuple[Any, Any]], items_of: Callable[[Any], Iterable[tuple[Any, Any]]], ways: list[Way]
 ) -> Any:
     """What the first of several ways makes that is another object of the same class with these items."""
-    wanted = list(items)
     reason: Exception | None = None
     for way in ways:
         try:
             clone = way(node)
-            if type(clone) is type(node) and clone is not node and _equal(list(items_of(clone)), wanted):
+            if type(clone) is type(node) and clone is not node and _equal(list(items_of(clone)), items):
                 return clone
         except Exception as error:  # noqa: BLE001 - a foreign class may refuse a way by raising anything
             reason = reason or error

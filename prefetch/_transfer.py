@@ -16,7 +16,7 @@ from prefetch._rebuild import own_copy
 from prefetch._search import memory_of, tensors_on
 
 # The dimensions of the tensors to which a memory format can be given, as in torch.empty(memory_format=).
-MEMORY_FORMAT_DIMS = {
+_MEMORY_FORMAT_DIMS = {
     torch.channels_last: (4,),
     torch.channels_last_3d: (5,),
     torch.contiguous_format: (4, 5),
@@ -31,7 +31,7 @@ class Transfer:
         device: Where tensors go.
         transform: Called on each moved batch; its result takes the batch's place.
         dtype: Floating-point type to which floating leaves are cast after the copy.
-        memory_format: Given to leaves that have the dimensions for it (:data:`MEMORY_FORMAT_DIMS`).
+        memory_format: Given to leaves that have the dimensions for it as ``torch.empty`` requires.
         skip_keys: Mapping keys and field names whose values are left as they are.
     """
 
@@ -49,7 +49,7 @@ class Transfer:
         self.moves = not is_host(device)  # a batch for the CPU stays where the loader made it
         # Without a stream to wait for, an asynchronous copy would read its source after it is gone.
         self.non_blocking = has_streams(device)
-        self.converts = dtype is not None or bool(memory_format and MEMORY_FORMAT_DIMS[memory_format])
+        self.converts = dtype is not None or bool(memory_format and _MEMORY_FORMAT_DIMS[memory_format])
         self._dtype = dtype
         self._memory_format = memory_format
         self._transform = transform
@@ -103,7 +103,7 @@ class Transfer:
         """Cast and format a leaf: after the copy, so that the narrow type crosses the bus."""
         dtype = self._dtype if self._dtype is not None and tensor.is_floating_point() else tensor.dtype
         memory_format = self._memory_format
-        if memory_format and tensor.dim() in MEMORY_FORMAT_DIMS[memory_format] and _is_plain(tensor):
+        if memory_format and tensor.dim() in _MEMORY_FORMAT_DIMS[memory_format] and _is_plain(tensor):
             return tensor.to(dtype=dtype, memory_format=memory_format)
         return tensor.to(dtype)
 

@@ -21,13 +21,8 @@ def run_python(*arguments: str, timeout: float = 240) -> subprocess.CompletedPro
     )
 
 
-def numbered(count: int, size: int = SIZE) -> list[torch.Tensor]:
-    """Pinned batches of ``size`` floats; all elements of batch ``i`` are ``i + 1``."""
-    return [torch.full((size,), float(i + 1)).pin_memory() for i in range(count)]
-
-
 class Numbered:
-    """A loader that makes its pinned batches when asked, as ``numbered`` does, and keeps none."""
+    """A loader of pinned batches of ``size`` floats, made when asked for; all elements of batch ``i`` are ``i + 1``."""
 
     def __init__(self, count: int, size: int = SIZE) -> None:
         self.count = count
@@ -36,6 +31,11 @@ class Numbered:
     def __iter__(self) -> Iterator[torch.Tensor]:
         for i in range(self.count):
             yield torch.full((self.size,), float(i + 1)).pin_memory()
+
+
+def numbered(count: int, size: int = SIZE) -> list[torch.Tensor]:
+    """The batches of ``Numbered``, made beforehand."""
+    return list(Numbered(count, size))
 
 
 class Failing:

@@ -265,7 +265,7 @@ MUTANTS = [
     Mutant(
         "remade containers not compared",
         "_batch",
-        " and _equal(list(items_of(clone)), wanted)",
+        " and _equal(list(items_of(clone)), items)",
         "",
         "tests/test_containers.py",
     ),

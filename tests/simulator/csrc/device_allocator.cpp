@@ -4,6 +4,7 @@
 
 #include <cstring>
 
+#include "block_lookup.h"
 #include "device_type.h"
 #include "settings.h"
 
@@ -38,11 +39,7 @@ DeviceAllocator& DeviceAllocator::get() {
 
 DeviceBlock* DeviceAllocator::find(const void* address) {
   std::lock_guard lock(mutex_);
-  char* const target = const_cast<char*>(static_cast<const char*>(address));
-  auto after = blocks_.upper_bound(target);
-  if (after == blocks_.begin()) return nullptr;
-  DeviceBlock& block = std::prev(after)->second;
-  return target < block.begin + block.bytes ? &block : nullptr;
+  return block_containing(blocks_, address);
 }
 
 void DeviceAllocator::make_reusable(DeviceBlock& block) {

@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "block_lookup.h"
 #include "settings.h"
 
 namespace sim {
@@ -28,11 +29,7 @@ PinnedAllocator& PinnedAllocator::get() {
 
 PinnedBlock* PinnedAllocator::find(const void* address) {
   std::lock_guard lock(mutex_);
-  char* const target = const_cast<char*>(static_cast<const char*>(address));
-  auto after = blocks_.upper_bound(target);
-  if (after == blocks_.begin()) return nullptr;
-  PinnedBlock& block = std::prev(after)->second;
-  return target < block.begin + block.bytes ? &block : nullptr;
+  return block_containing(blocks_, address);
 }
 
 at::DataPtr PinnedAllocator::allocate(size_t bytes) {
