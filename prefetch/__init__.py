@@ -2,7 +2,8 @@
 
 from prefetch._errors import PrefetchError, PrefetchWarning
 from prefetch._prefetcher import CUDAPrefetcher
+from prefetch._registered import register_batch_type
 
-__all__ = ["CUDAPrefetcher", "PrefetchError", "PrefetchWarning"]
+__all__ = ["CUDAPrefetcher", "PrefetchError", "PrefetchWarning", "register_batch_type"]
 
 __version__ = "0.1.0"

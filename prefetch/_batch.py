@@ -18,6 +18,7 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 
 from prefetch._rebuild import cannot_remake, has_own_to, own_copy, stored_attributes, with_attributes
+from prefetch._registered import Registered, forgets, registered
 from prefetch._search import ATOMS
 
 
@@ -48,6 +49,8 @@ def walk(node: Any, visitor: Visitor) -> Any:
 
 
 def _choose_handler(kind: type) -> Handler:
+    if (known := registered(kind)) is not None:
+        return functools.partial(_registered, known)
     if issubclass(kind, ATOMS):
         return _untouched
     if issubclass(kind, torch.Tensor):
@@ -72,7 +75,9 @@ def _choose_handler(kind: type) -> Handler:
 
 
 # Bounded, since classes can be made at run time and a cached one is kept alive.
-_handler: Callable[[type], Handler] = functools.lru_cache(maxsize=1024)(_choose_handler)
+_cached_handler = functools.lru_cache(maxsize=1024)(_choose_handler)
+_handler: Callable[[type], Handler] = _cached_handler
+forgets(_cached_handler.cache_clear)
 
 
 def _leaf(node: Any, visitor: Visitor) -> Any:
@@ -85,6 +90,11 @@ def _other(node: Any, visitor: Visitor) -> Any:
 
 def _untouched(node: Any, visitor: Visitor) -> Any:  # noqa: ARG001 - one signature for all handlers
     return node
+
+
+def _registered(known: Registered, node: Any, visitor: Visitor) -> Any:
+    visited, changed = _visited_fields(known.flatten(node).items(), visitor)
+    return known.unflatten(node, visited) if changed else node
 
 
 def _visited_fields(fields: Iterable[tuple[Any, Any]], visitor: Visitor) -> tuple[dict[Any, Any], bool]:

@@ -6,12 +6,14 @@ every accelerator runs the same lines.
 
 from __future__ import annotations
 
+import contextlib
 from types import TracebackType
 
 import torch
 
 # Named, not probed for: a failure to make a stream elsewhere is a fault to show, not a capability to work around.
 _WITHOUT_STREAMS = frozenset({"mps"})
+HOST = torch.device("cpu")
 _REMEDY = (
     "pass device=None for the current accelerator (the CPU where there is none), or check the torch build and driver"
 )
@@ -31,7 +33,7 @@ def resolve(device: torch.device | str | int | None) -> torch.device:
     """
     if device is None:
         accelerator = torch.accelerator.current_accelerator(check_available=True)
-        return torch.device("cpu") if accelerator is None else _indexed(accelerator)
+        return HOST if accelerator is None else _indexed(accelerator)
     if isinstance(device, bool) or not isinstance(device, (torch.device, str, int)):
         raise TypeError(f"device must be a torch.device, a name such as 'cuda:0', an index or None, got {device!r}")
     if isinstance(device, int) and device < 0:
@@ -42,7 +44,7 @@ def resolve(device: torch.device | str | int | None) -> torch.device:
     except RuntimeError as error:
         raise ValueError(f"device must name a device such as 'cpu' or 'cuda:0', got {device!r}") from error
     if wanted is not None and is_host(wanted):
-        return torch.device("cpu")
+        return HOST
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is None or (wanted is not None and accelerator.type != wanted.type):
         there = "there is no accelerator" if accelerator is None else f"the accelerator is {accelerator.type!r}"
@@ -105,3 +107,37 @@ class on_stream:  # noqa: N801 - a context manager, named like torch's own
         torch.accelerator.set_stream(self._before)
         if self._device is not None:
             self._device.__exit__(kind, error, trace)
+
+
+class CallerState:
+    """What torch keeps for each thread, taken from the thread that makes this, for another that does its work.
+
+    Grad and inference mode, autocast for the CPU and for ``device``, and the default device are taken over. Where there
+    is a ``stream``, it and its device are made current.
+    """
+
+    def __init__(self, device: torch.device, stream: torch.Stream | None) -> None:
+        self._stream = stream
+        self._is_grad_enabled = torch.is_grad_enabled()
+        self._is_inference = torch.is_inference_mode_enabled()
+        self._default_device = torch.get_default_device()
+        self._autocast = [
+            (kind, torch.get_autocast_dtype(kind), torch.is_autocast_cache_enabled())
+            for kind in {"cpu", device.type}
+            if torch.is_autocast_enabled(kind)
+        ]
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> None:
+        enter = self._stack.enter_context
+        if self._stream is not None:
+            enter(on_stream(self._stream))
+        if not is_host(self._default_device):  # else nothing was set, and setting it slows every call down
+            enter(self._default_device)
+        for kind, dtype, cache in self._autocast:
+            enter(torch.autocast(kind, dtype, cache_enabled=cache))
+        enter(torch.inference_mode(self._is_inference))
+        enter(torch.set_grad_enabled(self._is_grad_enabled))
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()

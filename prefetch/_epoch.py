@@ -2,100 +2,24 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import warnings
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterator
-from typing import Any, NamedTuple, TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 
-from prefetch._device import current_stream, on_stream
+from prefetch._background import BackgroundFeeder
+from prefetch._compiler import opaque
 from prefetch._errors import PrefetchWarning
-from prefetch._feeder import InlineFeeder
-from prefetch._memory import RecordStream, Sources
-from prefetch._search import tensors_on
+from prefetch._feeder import Feeder, InlineFeeder, superseded
+from prefetch._lane import Lane
+from prefetch._state import PassState
 from prefetch._transfer import Transfer
 
 T = TypeVar("T")
-
-
-class Arrival(NamedTuple):
-    """A batch whose copy is queued: not to be read before ``copied``."""
-
-    batch: Any
-    tensors: list[torch.Tensor]
-    copied: torch.Event
-
-
-class Lane:
-    """What all passes of one prefetcher share: the side stream and the memory in flight on it.
-
-    Each method is called from the thread that asks for a batch.
-    """
-
-    def __init__(self, stream: torch.Stream, transfer: Transfer, prefetch_batches: int) -> None:
-        self.prefetch_batches = prefetch_batches
-        self._device = transfer.device
-        self._stream = stream
-        self._transfer = transfer
-        self._memory = RecordStream()
-        self._sources = Sources(limit=prefetch_batches + 3)
-        self._process = os.getpid()
-        self._last_copied: torch.Event | None = None
-
-    def start_pass(self) -> None:
-        """Order the side stream after what the caller has queued, for tensors that the transform closes over."""
-        if self._transfer.has_transform:
-            self._stream.wait_stream(current_stream(self._device))
-
-    def step_done(self) -> None:
-        """The consumer asks for the next batch."""
-        self._memory.moved_on()
-        self._sources.release()
-
-    def take_warning(self) -> str | None:
-        """What has come up since the last call that the caller should be told."""
-        warning, self._transfer.pageable = self._transfer.pageable, None
-        return warning
-
-    def issue(self, batch: Any) -> Arrival:
-        """Queue the transfer of a host batch on the side stream."""
-        self._memory.make_room()
-        self._sources.make_room()
-        with on_stream(self._stream) as producer:
-            # What the loader has made on the device itself comes before us and, through us, before the consumer.
-            resident = tensors_on(batch, self._device)
-            if resident:
-                self._stream.wait_stream(producer)
-            moved = None
-            try:
-                moved, tensors = self._transfer(batch)
-            finally:  # after an error too: some leaves may be on their way
-                self._last_copied = copied = self._stream.record_event()
-                if moved is not batch:  # else nothing was copied
-                    self._sources.hold(batch, copied)
-        return Arrival(moved, tensors + resident, copied)
-
-    def deliver(self, arrival: Arrival, last_copied: deque[torch.Event]) -> Any:
-        """The batch, for the stream that is current now; its copy's event is added to ``last_copied``."""
-        last_copied.append(arrival.copied)
-        consumer = current_stream(self._device)
-        consumer.wait_event(arrival.copied)
-        self._memory.hand_over(arrival.tensors, consumer)
-        return arrival.batch
-
-    def end_pass(self) -> None:
-        """Order what the caller does next after transforms that are under way: it may change what they read."""
-        if self._transfer.has_transform and self._last_copied is not None:
-            current_stream(self._device).wait_event(self._last_copied)
-        self._sources.release()
-
-    def is_gone(self) -> bool:
-        """Whether the device is not ours any more: the interpreter ends, or this is a forked process."""
-        return sys.is_finalizing() or os.getpid() != self._process
 
 
 class Epoch(Iterator[T]):
@@ -103,17 +27,44 @@ class Epoch(Iterator[T]):
 
     @abstractmethod
     def close(self) -> None:
-        """End the pass: the loader's iterator and the batches on their way are dropped."""
+        """End the pass: the loader's iterator and the batches on their way are dropped.
+
+        Waits some seconds for a background thread whose loader is at work; a loader that is stuck costs a
+        ``PrefetchWarning``.
+        """
+
+    @abstractmethod
+    def supersede(self, iterator: Iterator[Any] | None) -> None:
+        """Close, if more was to be asked of ``iterator`` (``None``: of any), for it is to serve another pass.
+
+        Raises:
+            PrefetchError: It is being asked, and does not return.
+        """
 
 
-class SideStreamEpoch(Epoch[Any]):
-    """A pass that copies ahead on the side stream."""
+class AheadEpoch(Epoch[Any]):
+    """A pass that looks ahead.
 
-    def __init__(self, iterator: Iterator[Any], lane: Lane) -> None:
+    Args:
+        iterator: The loader's iterator.
+        lane: The way to the device.
+        look_ahead: Batches beyond the one in use.
+        background: Whether a thread of its own advances the iterator.
+        state: Told what is delivered.
+    """
+
+    def __init__(
+        self, iterator: Iterator[Any], lane: Lane, look_ahead: int, *, background: bool, state: PassState
+    ) -> None:
+        issue = partial(lane.issue, started=lane.start_pass())
+        feeder: Feeder[Any]
+        if background:
+            feeder = BackgroundFeeder(iterator, issue, look_ahead, state, lane.caller_state)
+        else:
+            feeder = InlineFeeder(iterator, issue, look_ahead, state)
         self._lane = lane
-        self._feeder = InlineFeeder(iterator, lane.issue, lane.prefetch_batches)
+        self._feeder = feeder
         self._last_copied: deque[torch.Event] = deque(maxlen=1)
-        lane.start_pass()
 
     def __next__(self) -> Any:
         """The next batch, ready for the stream that is current in the calling thread."""
@@ -121,21 +72,16 @@ class SideStreamEpoch(Epoch[Any]):
         del self  # see InlineFeeder: an error that waits for its turn refers to this frame
         if (warning := lane.take_warning()) is not None:  # before a batch is taken: a warning may be made an error
             warnings.warn(warning, PrefetchWarning, stacklevel=2)
-        lane.step_done()
-        try:
-            return lane.deliver(feeder.take(), last_copied)
-        except StopIteration:
-            # Lets the last host batches go. The wait costs the device nothing: what the caller has queued on the last
-            # batch waits for the same copy.
-            while last_copied:
-                last_copied.pop().synchronize()
-            lane.end_pass()
-            raise
+        return _next_ahead(lane, feeder, last_copied)
 
     def close(self) -> None:
-        """End the pass; copies under way go on, and keep their host batches."""
+        """See :meth:`Epoch.close`; copies under way go on, and keep their host batches."""
         self._feeder.close()
         self._lane.end_pass()
+
+    def supersede(self, iterator: Iterator[Any] | None) -> None:
+        """See :meth:`Epoch.supersede`."""
+        self._feeder.supersede(iterator)
 
     def __del__(self) -> None:
         self._feeder.close()
@@ -143,24 +89,50 @@ class SideStreamEpoch(Epoch[Any]):
             self._lane.end_pass()
 
 
-class PlainEpoch(Epoch[Any]):
-    """A pass without look-ahead: on the CPU, and on devices without streams."""
+@opaque
+def _next_ahead(lane: Lane, feeder: Feeder[Any], last_copied: deque[torch.Event]) -> Any:
+    lane.step_done()
+    try:
+        return lane.deliver(feeder.take(), last_copied)
+    except StopIteration:
+        # Lets the last host batches go. The wait costs the device nothing: what the caller has queued on the last
+        # batch waits for the same copy.
+        while last_copied:
+            last_copied.pop().synchronize()
+        lane.end_pass()
+        raise
+
+
+class PlainEpoch(Epoch[T]):
+    """A pass without look-ahead and without streams: on the CPU, and on devices that have none."""
 
     def __init__(self, iterator: Iterator[Any], transfer: Transfer) -> None:
         self._iterator: Iterator[Any] | None = iterator
         self._transfer = None if transfer.is_identity else transfer
+        self._is_superseded = False
 
     def __next__(self) -> Any:
         """The next batch."""
         if self._iterator is None:
-            raise StopIteration
+            raise superseded() if self._is_superseded else StopIteration
         try:
             batch = next(self._iterator)
         except StopIteration:
             self._iterator = None
             raise
-        return batch if self._transfer is None else self._transfer(batch)[0]
+        return batch if self._transfer is None else _transferred(self._transfer, batch)
 
     def close(self) -> None:
-        """End the pass: the loader's iterator is dropped."""
+        """See :meth:`Epoch.close`."""
         self._iterator = None
+
+    def supersede(self, iterator: Iterator[Any] | None) -> None:
+        """See :meth:`Epoch.supersede`."""
+        if self._iterator is not None and (iterator is None or iterator is self._iterator):
+            self._iterator = None
+            self._is_superseded = True
+
+
+@opaque
+def _transferred(transfer: Transfer, batch: Any) -> Any:
+    return transfer(batch)[0]

@@ -3,82 +3,150 @@
 from __future__ import annotations
 
 import traceback
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from prefetch._errors import PrefetchError
+from prefetch._state import PassState, Snapshot
 
 Issued = TypeVar("Issued")
 
 
-class InlineFeeder(Generic[Issued]):
-    """Keeps up to ``look_ahead`` issued batches beyond the one that is taken.
+class Item(NamedTuple):
+    """One answer of the loader: a batch on its way, or an error in its place."""
 
-    An error of the loader, or of issuing a batch, takes that batch's place: it is raised when its turn comes, and
-    the loader is not asked again before. What is no ``Exception`` (Ctrl-C) is raised at once, and loses the batch that
-    was being issued, if any, as it would in the bare loop.
+    issued: Any
+    error: BaseException | None
+    """``StopIteration`` is the end."""
+    snapshot: Snapshot | None
 
-    The traceback of a queued error refers to the frames that were running, with all their local names. So none of these
-    may name a good batch, nor the owner of the feeder, who calls :meth:`close` in the end.
+    @property
+    def is_end(self) -> bool:
+        """Whether nothing comes after it."""
+        return isinstance(self.error, StopIteration)
+
+
+def clear_frames(item: Item) -> None:
+    """Before an item is dropped: the error of a worker process is in a cycle with torch's frames, which hold much."""
+    if item.error is not None:
+        traceback.clear_frames(item.error.__traceback__)
+
+
+def superseded() -> PrefetchError:
+    """The error of a pass whose loader has begun another one with the same iterator."""
+    return PrefetchError(
+        "a later pass has taken over this one's iterator: the loader (a DataLoader with persistent_workers=True, for "
+        "example) has only one; finish or close a pass before the next"
+    )
+
+
+class Feeder(ABC, Generic[Issued]):
+    """Gives the batches of one pass in their order; errors of the loader, or of issuing a batch, at their position.
 
     Args:
         iterator: The loader's iterator; dropped when it ends, so that its workers end too.
         issue: Starts the transfer of one host batch. Must not refer to the feeder: the end of a pass rests on
             reference counts.
         look_ahead: Batches beyond the one taken.
+        state: Told after each answer of the loader, and when the answer is taken.
     """
 
-    def __init__(self, iterator: Iterator[Any], issue: Callable[[Any], Issued], look_ahead: int) -> None:
-        self._iterator: Iterator[Any] | None = iterator
-        self._issue = issue
-        self._look_ahead = look_ahead
-        self._queue: deque[Issued | Exception] = deque()
-
+    @abstractmethod
     def take(self) -> Issued:
         """The next issued batch.
 
         Raises:
             StopIteration: There is none, now and ever after.
+            PrefetchError: The loader has begun another pass with this one's iterator.
             Exception: What the loader or ``issue`` raised in this batch's place.
         """
-        while len(self._queue) <= self._look_ahead and self._fetch():
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of the loader's iterator and of all batches not taken."""
+
+    @abstractmethod
+    def supersede(self, iterator: Iterator[Any] | None) -> None:
+        """Close, if more was to be asked of ``iterator`` (``None``: of any), for it is to serve another pass.
+
+        Raises:
+            PrefetchError: It is being asked, and does not return.
+        """
+
+
+class InlineFeeder(Feeder[Issued]):
+    """Asks the loader when the caller asks.
+
+    The loader is not asked again before an error has been raised. What is no ``Exception`` (Ctrl-C) is raised at once,
+    and loses the batch that was being issued, if any, as it would in the bare loop.
+
+    The traceback of a queued error refers to the frames that were running, with all their local names. So none of these
+    may name a good batch, nor the owner of the feeder, who calls :meth:`close` in the end.
+    """
+
+    def __init__(
+        self, iterator: Iterator[Any], issue: Callable[[Any], Issued], look_ahead: int, state: PassState
+    ) -> None:
+        self._iterator: Iterator[Any] | None = iterator
+        self._issue = issue
+        self._look_ahead = look_ahead
+        self._state = state
+        self._queue: deque[Item] = deque()
+        self._is_superseded = False
+
+    def take(self) -> Issued:
+        """See :meth:`Feeder.take`."""
+        queue = self._queue
+        while len(queue) <= self._look_ahead and self._fetch():
             pass
-        if not self._queue:
+        if not queue:
+            raise superseded() if self._is_superseded else StopIteration
+        self._state.delivered(queue[0].snapshot)
+        if queue[0].is_end:
             raise StopIteration
-        if isinstance(self._queue[0], Exception):
-            error: Any = self._queue.popleft()
+        if queue[0].error is not None:
+            error: Any = queue.popleft().error
             try:
                 raise error
             finally:
                 del error  # its traceback holds this frame
-        return self._queue.popleft()  # type: ignore[return-value] # which has just been seen to be no error
+        return queue.popleft().issued  # type: ignore[no-any-return]
 
     def close(self) -> None:
-        """Let go of the loader's iterator and of all batches not taken."""
+        """See :meth:`Feeder.close`."""
         self._iterator = None
         for item in self._queue:
-            if isinstance(item, Exception):
-                # An error that a worker process sent is in a cycle with torch's frames, which hold the iterator.
-                traceback.clear_frames(item.__traceback__)
+            clear_frames(item)
         self._queue.clear()
+
+    def supersede(self, iterator: Iterator[Any] | None) -> None:
+        """See :meth:`Feeder.supersede`."""
+        if self._iterator is not None and (iterator is None or iterator is self._iterator):
+            self.close()
+            self._is_superseded = True
 
     def _fetch(self) -> bool:
         """Ask the loader for one batch, unless it has ended or an error stands before it; whether it was asked."""
         queue = self._queue
-        if self._iterator is None or (queue and isinstance(queue[-1], Exception)):
+        if self._iterator is None or (queue and queue[-1].error is not None):
             return False
         try:
             batch = next(self._iterator)
         except StopIteration:
             self._iterator = None
+            queue.append(Item(None, StopIteration(), self._state.fetched()))
             return True
         except Exception as error:  # noqa: BLE001 - raised in its turn by take()
-            queue.append(error)
+            queue.append(Item(None, error, self._state.fetched()))
             return True
+        snapshot = self._state.fetched()
         try:
             issued = self._issue(batch)
         except Exception as error:  # noqa: BLE001 - likewise
-            queue.append(error)
+            queue.append(Item(None, error, snapshot))
             return True
         if self._iterator is not None:  # the transform may have closed the pass
-            queue.append(issued)
+            queue.append(Item(issued, None, snapshot))
         return True

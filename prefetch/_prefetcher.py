@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import operator
 import threading
-from collections.abc import Callable, Collection, Iterable
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, Generic, Literal, TypeVar, get_args, overload
 
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 from prefetch._device import has_streams, resolve
-from prefetch._epoch import Epoch, Lane, PlainEpoch, SideStreamEpoch
+from prefetch._epoch import AheadEpoch, Epoch, PlainEpoch
+from prefetch._lane import Lane, new_lane
+from prefetch._state import LoaderState
 from prefetch._transfer import Transfer
 
 T = TypeVar("T")
@@ -19,9 +22,8 @@ Loaded = TypeVar("Loaded")
 
 Memory = Literal["record_stream"]
 
-# Passed on, these would describe the batches fetched, not the batches delivered: a resume would skip the look-ahead.
-_NOT_DELEGATED = frozenset({"state_dict", "load_state_dict"})
-
+# Methods that are here where the loader has them, and never the loader's own: those would count what is looked ahead.
+_STATE_METHODS = ("state_dict", "load_state_dict")
 
 _lane_lock = threading.Lock()
 
@@ -91,7 +93,9 @@ class CUDAPrefetcher(Generic[T]):
         device: torch.device | str | int | None = None,
         *,
         prefetch_batches: int = 2,
+        background: bool | None = None,
         memory: Memory = "record_stream",
+        pin_memory: bool = True,
         transform: None = None,
         dtype: torch.dtype | None = None,
         memory_format: torch.memory_format | None = None,
@@ -105,7 +109,9 @@ class CUDAPrefetcher(Generic[T]):
         device: torch.device | str | int | None = None,
         *,
         prefetch_batches: int = 2,
+        background: bool | None = None,
         memory: Memory = "record_stream",
+        pin_memory: bool = True,
         transform: Callable[[Loaded], T],
         dtype: torch.dtype | None = None,
         memory_format: torch.memory_format | None = None,
@@ -118,7 +124,9 @@ class CUDAPrefetcher(Generic[T]):
         device: torch.device | str | int | None = None,
         *,
         prefetch_batches: int = 2,
+        background: bool | None = None,
         memory: Memory = "record_stream",
+        pin_memory: bool = True,
         transform: Callable[[Any], T] | None = None,
         dtype: torch.dtype | None = None,
         memory_format: torch.memory_format | None = None,
@@ -127,6 +135,8 @@ class CUDAPrefetcher(Generic[T]):
         _check_loader(loader)
         _check_memory(memory)
         _check_transform(transform)
+        _check_background(background)
+        _check_pin_memory(pin_memory)
         _check_dtype(dtype)
         _check_memory_format(memory_format)
         self._prefetch_batches = _checked_prefetch_batches(prefetch_batches)
@@ -134,9 +144,21 @@ class CUDAPrefetcher(Generic[T]):
         self._device = resolve(device)
         self._loader = loader
         self._transfer = Transfer(
-            self._device, transform=transform, dtype=dtype, memory_format=memory_format, skip_keys=skipped
+            self._device,
+            transform=transform,
+            dtype=dtype,
+            memory_format=memory_format,
+            skip_keys=skipped,
+            pin_memory=pin_memory,
         )
+        self._background = background
         self._lane: Lane | None = None
+        self._passes: weakref.WeakSet[Epoch[T]] = weakref.WeakSet()
+        self._state = LoaderState(loader)
+        if self._state.is_kept():
+            # Not methods of the class: who looks for them (torch.distributed.checkpoint, for one) must find them only
+            # where there is a state. Bound to another object, they make no reference cycle.
+            self.state_dict, self.load_state_dict = self._state.state_dict, self._state.load_state_dict
 
     @property
     def device(self) -> torch.device:
@@ -148,13 +170,46 @@ class CUDAPrefetcher(Generic[T]):
 
         The iterator has a method ``close()``, which ends the pass early; letting go of the iterator does the same.
         """
-        if not has_streams(self._device):
-            return PlainEpoch(iter(self._loader), self._transfer)
+        if _has_one_iterator(self._loader):  # which an earlier pass must let go of before it starts again
+            self._supersede(None)
+        self._state.new_pass()
+        iterator = iter(self._loader)
+        self._supersede(iterator)
+        epoch = self._new_epoch(iterator)
+        self._passes.add(epoch)
+        return epoch
+
+    def _supersede(self, iterator: Iterator[Any] | None) -> None:
+        for epoch in list(self._passes):
+            epoch.supersede(iterator)
+
+    def _new_epoch(self, iterator: Iterator[Any]) -> Epoch[T]:
+        background = self._background
+        if background is None:
+            background = has_streams(self._device) and not self._transfer.has_transform and _loads_apart(self._loader)
+        if not background and not has_streams(self._device):
+            return PlainEpoch(iterator, self._transfer)
         if self._lane is None:
             with _lane_lock:  # two threads may start the first pass
                 if self._lane is None:
-                    self._lane = Lane(torch.Stream(self._device), self._transfer, self._prefetch_batches)
-        return SideStreamEpoch(iter(self._loader), self._lane)
+                    self._lane = new_lane(self._transfer, self._prefetch_batches)
+        state = self._state.track(looks_ahead=self._prefetch_batches > 0)
+        return AheadEpoch(iterator, self._lane, self._prefetch_batches, background=background, state=state)
+
+    def close(self) -> None:
+        """End every pass that is open. A later loop starts a new one; leaving a ``with`` block does the same.
+
+        Waits some seconds for a background thread whose loader is at work; a loader that is stuck costs a
+        ``PrefetchWarning``.
+        """
+        for epoch in list(self._passes):
+            epoch.close()
+
+    def __enter__(self) -> CUDAPrefetcher[T]:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def __repr__(self) -> str:
         return f"CUDAPrefetcher({self._loader!r}, device={str(self._device)!r})"
@@ -186,18 +241,41 @@ class CUDAPrefetcher(Generic[T]):
 
     def __getattr__(self, name: str) -> Any:
         # Only called for what is not found here. During unpickling there is no loader yet.
-        if name in _NOT_DELEGATED:
-            raise AttributeError(
-                f"{type(self).__name__!r} has no attribute {name!r}: the loader's own would count the batches that are "
-                "looked ahead as delivered"
-            )
-        if "_loader" not in self.__dict__ or name.startswith("__"):  # copy and pickle ask for the latter
+        if (
+            "_loader" not in self.__dict__ or name in _STATE_METHODS or name.startswith("__")
+        ):  # copy asks for the latter
             raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
         return getattr(self._loader, name)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Everything but the side stream, which belongs to this process."""
-        return self.__dict__ | {"_lane": None}
+        """Everything but the side stream and the open passes, which belong to this object in this process."""
+        return self.__dict__ | {"_lane": None, "_passes": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _passes=weakref.WeakSet())
+
+
+def _has_one_iterator(loader: Any) -> bool:
+    """Whether all passes over a loader share an iterator: each new one takes it from the one before."""
+    keeps_workers = getattr(loader, "persistent_workers", False) and getattr(loader, "num_workers", 0) > 0
+    return bool(keeps_workers) or isinstance(loader, Iterator)
+
+
+def _loads_apart(loader: object) -> bool:
+    """Whether advancing a loader in a thread, beside the loop, cannot change what either of them computes.
+
+    A data set in worker processes shares no random numbers and no objects with the loop. The sampler stays in this
+    process, but torch's own draw all they need when the pass starts. Classes that are not torch's may do anything.
+    """
+    return (
+        isinstance(loader, DataLoader)
+        and loader.num_workers > 0
+        and all(_is_torchs(part) for part in (loader, loader.sampler, loader.batch_sampler) if part is not None)
+    )
+
+
+def _is_torchs(obj: object) -> bool:
+    return type(obj).__module__.partition(".")[0] in ("torch", "torchdata")
 
 
 def _check_loader(loader: object) -> None:
@@ -219,6 +297,16 @@ def _check_memory(memory: object) -> None:
 def _check_transform(transform: object) -> None:
     if transform is not None and not callable(transform):
         raise TypeError(f"transform must be callable or None, got {transform!r}")
+
+
+def _check_background(background: object) -> None:
+    if background is not None and not isinstance(background, bool):
+        raise TypeError(f"background must be True, False or None, got {background!r}")
+
+
+def _check_pin_memory(pin_memory: object) -> None:
+    if not isinstance(pin_memory, bool):
+        raise TypeError(f"pin_memory must be True or False, got {pin_memory!r}")
 
 
 def _check_dtype(dtype: object) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from prefetch._rebuild import stored_attributes
+from prefetch._registered import forgets, registered
 
 # Passed on as they are, and not searched. Some are sequences by their interface, but hold no tensors; modules and data
 # sets may be referred to from anywhere, but are not part of a batch.
@@ -62,6 +63,8 @@ _STORED_ITEMS: tuple[tuple[type, Contents], ...] = (
 
 def _choose_contents(kind: type) -> Contents | None:
     """What gives the contents of objects of a class; ``None`` where there are none."""
+    if (known := registered(kind)) is not None:
+        return lambda node: [*stored_attributes(node).values(), *known.flatten(node).values()]
     if issubclass(kind, ATOMS):
         return None
     for base, items in _STORED_ITEMS:
@@ -77,7 +80,9 @@ def _choose_contents(kind: type) -> Contents | None:
 
 
 # Bounded, since classes can be made at run time and a cached one is kept alive.
-_contents: Callable[[type], Contents | None] = functools.lru_cache(maxsize=1024)(_choose_contents)
+_cached_contents = functools.lru_cache(maxsize=1024)(_choose_contents)
+_contents: Callable[[type], Contents | None] = _cached_contents
+forgets(_cached_contents.cache_clear)
 
 
 def memory_of(tensor: torch.Tensor) -> list[torch.Tensor]:
@@ -98,3 +103,29 @@ def memory_of(tensor: torch.Tensor) -> list[torch.Tensor]:
     if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
         return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
     return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+
+
+def path_of(node: Any, wanted: Any) -> str:
+    """How to get from a batch to an object in it, such as ``batch["image"]``; for something hidden just ``batch``."""
+    open_nodes = [(node, "batch")]
+    seen: dict[int, Any] = {}
+    while open_nodes:
+        node, path = open_nodes.pop()
+        if node is wanted:
+            return path
+        if id(node) not in seen and not isinstance(node, (ATOMS, torch.Tensor)):
+            seen[id(node)] = node
+            open_nodes += [(value, path + step) for step, value in _steps(node)]
+    return "batch"
+
+
+def _steps(node: Any) -> list[tuple[str, Any]]:
+    if (known := registered(type(node))) is not None:
+        return [(f".{name}", value) for name, value in known.flatten(node).items()]
+    if isinstance(node, Mapping):
+        return [(f'["{key}"]' if isinstance(key, str) else f"[{key!r}]", value) for key, value in node.items()]
+    if isinstance(node, tuple) and (names := getattr(type(node), "_fields", None)) is not None:
+        return [(f".{name}", value) for name, value in zip(names, node, strict=True)]
+    if isinstance(node, (Sequence, deque)):
+        return [(f"[{i}]", value) for i, value in enumerate(node)]
+    return [(f".{name}", value) for name, value in stored_attributes(node).items()]

@@ -14,6 +14,7 @@ from prefetch._device import has_streams, is_host
 from prefetch._errors import PrefetchError
 from prefetch._rebuild import own_copy
 from prefetch._search import memory_of, tensors_on
+from prefetch._staging import Staging, is_plain
 
 # The dimensions of the tensors to which a memory format can be given, as in torch.empty(memory_format=).
 _MEMORY_FORMAT_DIMS = {
@@ -25,7 +26,7 @@ _MEMORY_FORMAT_DIMS = {
 
 
 class Transfer:
-    """Moves batches to one device; between batches it remembers only whether it met pageable memory.
+    """Moves batches to one device; between batches it remembers only whether it has met pageable memory.
 
     Args:
         device: Where tensors go.
@@ -33,6 +34,7 @@ class Transfer:
         dtype: Floating-point type to which floating leaves are cast after the copy.
         memory_format: Given to leaves that have the dimensions for it as ``torch.empty`` requires.
         skip_keys: Mapping keys and field names whose values are left as they are.
+        pin_memory: Whether leaves that would be copied synchronously are staged.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class Transfer:
         dtype: torch.dtype | None,
         memory_format: torch.memory_format | None,
         skip_keys: frozenset[str],
+        pin_memory: bool,
     ) -> None:
         self.device = device
         self.skip_keys = skip_keys
@@ -53,9 +56,7 @@ class Transfer:
         self._dtype = dtype
         self._memory_format = memory_format
         self._transform = transform
-        self._looks_for_pageable = self.non_blocking
-        self.pageable: str | None = None
-        """What to say about the first leaf that was copied synchronously; for the caller to say once, and clear."""
+        self._staging = Staging(pin_memory=pin_memory)
 
     @property
     def is_identity(self) -> bool:
@@ -93,6 +94,7 @@ class Transfer:
             moved = walk(batch, move)
         except RecursionError as error:
             raise PrefetchError("a container in the batch holds itself: give it a method .to(device)") from error
+        self._staging.name_pageable(batch)
         if self._transform is None:
             return moved, move.tensors
         with torch.no_grad():
@@ -103,25 +105,24 @@ class Transfer:
         """Cast and format a leaf: after the copy, so that the narrow type crosses the bus."""
         dtype = self._dtype if self._dtype is not None and tensor.is_floating_point() else tensor.dtype
         memory_format = self._memory_format
-        if memory_format and tensor.dim() in _MEMORY_FORMAT_DIMS[memory_format] and _is_plain(tensor):
+        if memory_format and tensor.dim() in _MEMORY_FORMAT_DIMS[memory_format] and is_plain(tensor):
             return tensor.to(dtype=dtype, memory_format=memory_format)
         return tensor.to(dtype)
 
-    def look_for_pageable(self, source: torch.Tensor) -> None:
-        """Note the first leaf whose copy had to be synchronous."""
-        if not self._looks_for_pageable or source.is_pinned() or source.numel() == 0:
-            return
-        if not is_host(source.device) or not _is_plain(source):
-            return
-        self._looks_for_pageable = False
-        self.pageable = (
-            f"a {source.dtype} tensor of shape {tuple(source.shape)} in the batch is in pageable memory: the host "
-            "waits for its copy, which is slower too; build the loader with DataLoader(pin_memory=True)"
-        )
+    def copy(self, source: torch.Tensor) -> torch.Tensor:
+        """A leaf on the device, copied asynchronously where that is possible."""
+        if self.non_blocking:
+            source = self._staging.prepare(source)
+        return source.to(self.device, non_blocking=self.non_blocking)
 
+    def look_into(self, obj: Any) -> None:
+        """Note pageable memory in an object that copies itself."""
+        if self.non_blocking:
+            self._staging.look_into(obj)
 
-def _is_plain(tensor: torch.Tensor) -> bool:
-    return tensor.layout is torch.strided and not tensor.is_nested
+    def take_warning(self) -> str | None:
+        """What has come up since the last call that the caller should be told."""
+        return self._staging.take_warning()
 
 
 class _Move:
@@ -142,9 +143,7 @@ class _Move:
         transfer = self._transfer
         result = source
         if transfer.moves:
-            result = source.to(transfer.device, non_blocking=transfer.non_blocking)
-            if result is not source:
-                transfer.look_for_pageable(source)
+            result = transfer.copy(source)
         if transfer.converts:
             result = transfer.convert(result)
         if result is not source:
@@ -161,6 +160,7 @@ class _Move:
         known = self._moved.get(id(source))
         if known is not None:
             return known[1]
+        transfer.look_into(source)
         clone = own_copy(source)  # the .to of some classes works in place
         result = clone.to(transfer.device, **(_asynchronous(type(source)) if transfer.non_blocking else {}))
         if result is None:

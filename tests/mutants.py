@@ -28,7 +28,7 @@ class Mutant(NamedTuple):
 
 
 MUTANTS = [
-    Mutant("no wait", "_epoch", "consumer.wait_event(arrival.copied)", "pass", "tests/test_streams.py"),
+    Mutant("no wait", "_lane", "consumer.wait_event(arrival.copied)", "pass", "tests/test_streams.py"),
     Mutant("no record", "_memory", "tensor.record_stream(consumer)", "pass", "tests/test_memory.py"),
     Mutant(
         "moved leaves not recorded",
@@ -67,14 +67,14 @@ MUTANTS = [
     ),
     Mutant(
         "consumer's stream captured once",
-        "_epoch",
+        "_lane",
         "consumer = current_stream(self._device)",
         'consumer = self.__dict__.setdefault("_first", current_stream(self._device))',
         "tests/test_streams.py",
     ),
     Mutant(
         "copy on the consumer's stream",
-        "_epoch",
+        "_lane",
         "with on_stream(self._stream) as producer:",
         "with on_stream(current_stream(self._device)) as producer:",
         "tests/test_streams.py",
@@ -88,7 +88,7 @@ MUTANTS = [
     ),
     Mutant(
         "copy waits for the consumer",
-        "_epoch",
+        "_lane",
         "        self._memory.make_room()\n",
         "        self._memory.make_room()\n        self._stream.wait_stream(current_stream(self._device))\n",
         "tests/test_streams.py",
@@ -200,12 +200,12 @@ MUTANTS = [
     ),
     Mutant(
         "delivered batch kept",
-        "_epoch",
+        "_lane",
         "return arrival.batch",
         "self._last = arrival.batch; return arrival.batch",
         "tests/test_memory.py",
     ),
-    Mutant("host batch not held", "_epoch", "self._sources.hold(batch, copied)", "pass", "tests/test_memory.py"),
+    Mutant("host batch not held", "_lane", "self._sources.hold(batch, copied)", "pass", "tests/test_memory.py"),
     Mutant(
         "host batch never released",
         "_memory",
@@ -281,13 +281,13 @@ MUTANTS = [
     ),
     Mutant(
         "closed-over tensors not awaited",
-        "_epoch",
+        "_lane",
         "if self._transfer.has_transform:",
         "if False:",
         "tests/test_transform.py",
     ),
     Mutant(
-        "device leaves not awaited", "_epoch", "self._stream.wait_stream(producer)", "pass", "tests/test_transform.py"
+        "device leaves not awaited", "_lane", "self._stream.wait_stream(producer)", "pass", "tests/test_transform.py"
     ),
     Mutant("transform with gradients", "_transfer", "with torch.no_grad():\n", "if True:\n", "tests/test_transform.py"),
     Mutant(
@@ -307,7 +307,7 @@ MUTANTS = [
     ),
     Mutant(
         "transforms not awaited after a break",
-        "_epoch",
+        "_lane",
         ".wait_event(self._last_copied)",
         "",
         "tests/test_transform.py",
@@ -321,7 +321,7 @@ MUTANTS = [
     ),
     Mutant(
         "device tensors not passed to the consumer",
-        "_epoch",
+        "_lane",
         "tensors + resident,",
         "tensors,",
         "tests/test_transform.py",
@@ -342,7 +342,7 @@ MUTANTS = [
         "tests/test_memory.py",
     ),
     Mutant(
-        "host batch held that was not copied", "_epoch", "if moved is not batch:", "if True:", "tests/test_memory.py"
+        "host batch held that was not copied", "_lane", "if moved is not batch:", "if True:", "tests/test_memory.py"
     ),
     Mutant(
         "waits for the parent's copies",

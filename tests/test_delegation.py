@@ -61,23 +61,6 @@ def test_truth_is_the_loaders() -> None:
     assert CUDAPrefetcher([0], "cpu")
 
 
-@pytest.mark.parametrize("name", ["state_dict", "load_state_dict"])
-def test_state_is_not_the_loaders(name: str) -> None:
-    """The loader's own state would count batches that are only looked ahead."""
-
-    class Stateful(list[int]):
-        def state_dict(self) -> dict[str, int]:
-            return {}
-
-        def load_state_dict(self, state: dict[str, int]) -> None:
-            pass
-
-    prefetcher = CUDAPrefetcher(Stateful(), "cpu")
-    assert not hasattr(prefetcher, name)
-    with pytest.raises(AttributeError, match="would count the batches that are looked ahead"):
-        getattr(prefetcher, name)
-
-
 class Recorder:
     """Remembers the epochs it was told."""
 

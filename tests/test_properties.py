@@ -146,7 +146,9 @@ def test_batches_arrive(sim: Any, sent: list[Any], prefetch_batches: int) -> Non
 @given(sent=batches)
 def test_moved_is_protected_is_expected(sim: Any, sent: Any) -> None:
     """The memory that is recorded is that of the moved leaves, all of them and no other; the search finds the same."""
-    transfer = Transfer(torch.device("sim:0"), transform=None, dtype=None, memory_format=None, skip_keys=frozenset())
+    device = torch.device("sim:0")
+    options: dict[str, Any] = {"transform": None, "dtype": None, "memory_format": None, "skip_keys": frozenset()}
+    transfer = Transfer(device, **options, pin_memory=True)
     moved, recorded = transfer(sent)
     assert places(recorded) == places(leaves(moved))
     assert places(tensors_on(moved, transfer.device)) == places(leaves(moved))

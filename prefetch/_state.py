@@ -1,0 +1,121 @@
+"""Where a loader stands, counted in batches delivered, not in batches looked ahead."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+from typing import Any
+
+
+class Snapshot:
+    """A copy of the loader's state, or the error that came instead of it."""
+
+    __slots__ = ("_error", "_state")
+
+    def __init__(self, take: Callable[[], Any]) -> None:
+        self._state: Any = None
+        self._error: Exception | None = None
+        try:
+            self._state = copy.deepcopy(take())  # it may hold what the loader goes on to change
+        except Exception as error:  # noqa: BLE001 - who never asks for the state should not be stopped by this
+            self._error = error
+
+    def copied(self) -> Any:
+        """The state, for the caller to keep.
+
+        Raises:
+            Exception: What the loader raised when it was asked.
+        """
+        if self._error is not None:
+            raise self._error
+        return copy.deepcopy(self._state)
+
+
+class LoaderState:
+    """``state_dict`` and ``load_state_dict`` of a loader that is looked ahead.
+
+    After each batch that is fetched ahead a snapshot is taken, which travels with the batch and becomes the state when
+    the batch is delivered. Where nothing is looked ahead, the loader's own state is right, and costs nothing until
+    somebody asks for it. Only the newest pass counts: it is the one that the loader knows about.
+
+    Args:
+        loader: The loader; one without the two methods is never asked.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+        self._lock = threading.Lock()  # a background thread takes snapshots; a load must not come in between
+        self._pass = 0
+        self._delivered: Snapshot | None = None
+
+    def is_kept(self) -> bool:
+        """Whether the loader has a state."""
+        methods = (getattr(self._loader, name, None) for name in ("state_dict", "load_state_dict"))
+        return all(callable(method) for method in methods)
+
+    def state_dict(self) -> Any:
+        """The state after the batches that were delivered, whatever has been looked ahead: a copy.
+
+        After the last batch the pass is not over yet; once the loop has ended, it is.
+        """
+        with self._lock:
+            if self._delivered is None:
+                return copy.deepcopy(self._loader.state_dict())
+            return self._delivered.copied()
+
+    def load_state_dict(self, state: Any) -> None:
+        """Let the next pass start from ``state``, which is copied. A pass that is open goes on as it was."""
+        with self._lock:
+            self._loader.load_state_dict(copy.deepcopy(state))
+            self._pass += 1
+            self._delivered = Snapshot(lambda: state)
+
+    def new_pass(self) -> None:
+        """Before a pass starts: earlier ones do not count any more."""
+        with self._lock:
+            self._pass += 1
+            self._delivered = None
+
+    def track(self, *, looks_ahead: bool) -> PassState:
+        """For the pass that has just started."""
+        tracked = PassState(self, self._pass if looks_ahead and self.is_kept() else None)
+        tracked.delivered(tracked.fetched())
+        return tracked
+
+    def take(self, number: int) -> Snapshot | None:
+        """A snapshot for a pass; ``None`` if the loader's state is not that of this pass any more."""
+        with self._lock:
+            return Snapshot(self._loader.state_dict) if number == self._pass else None
+
+    def advance(self, number: int, snapshot: Snapshot | None) -> None:
+        """Make a snapshot the state, if the pass is the newest."""
+        with self._lock:
+            if number == self._pass and snapshot is not None:
+                self._delivered = snapshot
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_loader": self._loader, "_delivered": self._delivered}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["_loader"])  # type: ignore[misc] # for the lock, which cannot be copied
+        self._delivered = state["_delivered"]
+
+
+class PassState:
+    """The part of one pass; without a number there is nothing to do."""
+
+    __slots__ = ("_number", "_owner")
+
+    def __init__(self, owner: LoaderState, number: int | None) -> None:
+        self._owner = owner
+        self._number = number
+
+    def fetched(self) -> Snapshot | None:
+        """To be called after each answer of the loader: what is to be passed on with it."""
+        return None if self._number is None else self._owner.take(self._number)
+
+    def delivered(self, snapshot: Snapshot | None) -> None:
+        """To be called when the answer is handed to the consumer."""
+        if self._number is not None:
+            self._owner.advance(self._number, snapshot)
