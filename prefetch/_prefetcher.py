@@ -244,7 +244,7 @@ class CUDAPrefetcher(Generic[T]):
         if (
             "_loader" not in self.__dict__ or name in _STATE_METHODS or name.startswith("__")
         ):  # copy asks for the latter
-            raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self._loader, name)
 
     def __getstate__(self) -> dict[str, Any]:

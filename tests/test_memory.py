@@ -38,21 +38,25 @@ def reserved_batches() -> float:
 
 @pytest.mark.parametrize(("copy_us", "compute_us"), [(50, 200), (200, 50)])
 @pytest.mark.parametrize("prefetch_batches", [0, 1, 2, 4])
-def test_bound_without_synchronisation(any_sim: Any, prefetch_batches: int, copy_us: int, compute_us: int) -> None:
+@pytest.mark.parametrize("background", [False, True])
+def test_bound_without_synchronisation(
+    any_sim: Any, prefetch_batches: int, copy_us: int, compute_us: int, background: bool
+) -> None:
     """After 200 steps of a loop that never synchronises at most prefetch_batches + 3 batches are reserved."""
     any_sim.configure(latency_us=copy_us, race=0)
     result = torch.zeros(SIZE, device="sim")
-    for batch in CUDAPrefetcher(Numbered(200, SIZE), "sim", prefetch_batches=prefetch_batches):
+    for batch in CUDAPrefetcher(Numbered(200, SIZE), "sim", prefetch_batches=prefetch_batches, background=background):
         any_sim.busy(compute_us)
         result.add_(batch)
     assert result[0].item() == 200 * 201 / 2
     assert reserved_batches() - 1 <= prefetch_batches + 3  # beside `result`
 
 
-def test_constant_over_epochs(virtual_sim: Any) -> None:
+@pytest.mark.parametrize("background", [False, True])
+def test_constant_over_epochs(virtual_sim: Any, background: bool) -> None:
     """40 epochs, whole or broken off anywhere, reserve no more than the first eight did, and that within the bound."""
     virtual_sim.configure(latency_us=50)
-    prefetcher = CUDAPrefetcher(Numbered(6, SIZE), "sim")
+    prefetcher = CUDAPrefetcher(Numbered(6, SIZE), "sim", background=background)
     reserved = []
     for epoch in range(40):
         for position, batch in enumerate(prefetcher):
@@ -61,15 +65,17 @@ def test_constant_over_epochs(virtual_sim: Any) -> None:
             if position == (epoch % 8):
                 break
         reserved.append(reserved_batches())
-    assert set(reserved[8:]) == {reserved[7]}
-    assert reserved[7] <= 2 + 3
+    assert max(reserved) <= 2 + 3
+    if not background:  # else it depends on how far the thread has come at a break
+        assert set(reserved[8:]) == {reserved[7]}
 
 
 @pytest.mark.parametrize("length", [1, 2])
-def test_bound_over_short_epochs(any_sim: Any, length: int) -> None:
+@pytest.mark.parametrize("background", [False, True])
+def test_bound_over_short_epochs(any_sim: Any, length: int, background: bool) -> None:
     """The bound counts batches over all epochs: short ones that never synchronise do not add up."""
     any_sim.configure(latency_us=50, race=0)
-    prefetcher = CUDAPrefetcher(Numbered(length, SIZE), "sim")
+    prefetcher = CUDAPrefetcher(Numbered(length, SIZE), "sim", background=background)
     for _ in range(60):
         for batch in prefetcher:
             any_sim.busy(300)
@@ -77,11 +83,12 @@ def test_bound_over_short_epochs(any_sim: Any, length: int) -> None:
     assert reserved_batches() <= 2 + 3
 
 
-def test_kept_batches_stay_right(sim: Any) -> None:
+@pytest.mark.parametrize("background", [False, True])
+def test_kept_batches_stay_right(sim: Any, background: bool) -> None:
     """A caller that keeps every batch finds every value unchanged in the end."""
     sim.configure(latency_us=300)
     kept = []
-    for batch in CUDAPrefetcher(Numbered(10), "sim"):
+    for batch in CUDAPrefetcher(Numbered(10), "sim", background=background):
         sim.busy(600)
         kept.append(batch)
     assert [batch.unique().tolist() for batch in kept] == [[float(i + 1)] for i in range(10)]
@@ -102,16 +109,23 @@ def means_read_late(sim: Any, prefetcher: Any, find: Any) -> list[float]:
 ONE_TO_TEN = [float(i + 1) for i in range(10)]
 
 
-def test_memory_let_go_early_is_protected(any_sim: Any) -> None:
+@pytest.mark.parametrize("background", [False, True])
+def test_memory_let_go_early_is_protected(any_sim: Any, background: bool) -> None:
     """A batch that the caller drops while its kernels are still queued is not reused before they are done."""
-    assert means_read_late(any_sim, CUDAPrefetcher(Numbered(10), "sim"), lambda batch: batch) == ONE_TO_TEN
+    assert (
+        means_read_late(any_sim, CUDAPrefetcher(Numbered(10), "sim", background=background), lambda batch: batch)
+        == ONE_TO_TEN
+    )
     assert any_sim.races() == []
 
 
-def test_transform_results_are_protected(any_sim: Any) -> None:
+@pytest.mark.parametrize("background", [False, True])
+def test_transform_results_are_protected(any_sim: Any, background: bool) -> None:
     """Memory that the transform allocates, in any container, is not reused while the consumer reads it late."""
     any_sim.configure(kernel_us=200)
-    prefetcher = CUDAPrefetcher(Numbered(10), "sim", transform=lambda batch: {"double": [batch * 2], "raw": batch})
+    prefetcher = CUDAPrefetcher(
+        Numbered(10), "sim", transform=lambda batch: {"double": [batch * 2], "raw": batch}, background=background
+    )
     means = means_read_late(any_sim, prefetcher, lambda batch: batch["double"][0] - batch["raw"])
     assert means == ONE_TO_TEN
     assert any_sim.races() == []
@@ -181,16 +195,18 @@ def test_hidden_results_are_protected(any_sim: Any, place: str) -> None:
 
 
 @pytest.mark.parametrize("place", ["objects", "dict with to", "packed", "read-only dict"])
-def test_moved_objects_are_protected(any_sim: Any, place: str) -> None:
+@pytest.mark.parametrize("background", [False, True])
+def test_moved_objects_are_protected(any_sim: Any, place: str, background: bool) -> None:
     """Tensors inside of objects that are moved, or move themselves, are not reused while they are read late."""
     hide, find = HIDING_PLACES[place]
-    prefetcher = CUDAPrefetcher((hide(tensor) for tensor in Numbered(10)), "sim")
+    prefetcher = CUDAPrefetcher((hide(tensor) for tensor in Numbered(10)), "sim", background=background)
     assert means_read_late(any_sim, prefetcher, find) == ONE_TO_TEN
     assert any_sim.races() == []
 
 
 @pytest.mark.parametrize("place", HIDING_PLACES)
-def test_hidden_device_tensors_are_awaited(any_sim: Any, place: str) -> None:
+@pytest.mark.parametrize("background", [False, True])
+def test_hidden_device_tensors_are_awaited(any_sim: Any, place: str, background: bool) -> None:
     """Wherever the loader has put what it made on the device, a transform finds it ready."""
     hide, find = HIDING_PLACES[place]
     any_sim.configure(kernel_us=500)
@@ -201,13 +217,17 @@ def test_hidden_device_tensors_are_awaited(any_sim: Any, place: str) -> None:
             yield batch
             free_of_cycles(batch)
 
-    sums = [batch.mean() for batch in CUDAPrefetcher(batches(), "sim", transform=lambda batch: find(batch) + 1)]
+    sums = [
+        batch.mean()
+        for batch in CUDAPrefetcher(batches(), "sim", transform=lambda batch: find(batch) + 1, background=background)
+    ]
     ACCELERATOR.synchronize()
     assert [value.item() for value in sums] == [2.0 * i + 1 for i in range(6)]
     assert any_sim.races() == []
 
 
-def test_device_tensors_of_a_list_that_is_filled_again(any_sim: Any) -> None:
+@pytest.mark.parametrize("background", [False, True])
+def test_device_tensors_of_a_list_that_is_filled_again(any_sim: Any, background: bool) -> None:
     """What the loader made on the device is not reused under the transform, though the loader lets go of it."""
     any_sim.configure(kernel_us=1000)
     batch: list[Any] = [None]
@@ -217,7 +237,9 @@ def test_device_tensors_of_a_list_that_is_filled_again(any_sim: Any) -> None:
             batch[0] = torch.full((SIZE,), float(i), device="sim")
             yield batch
 
-    prefetcher: Any = CUDAPrefetcher(batches(), "sim", prefetch_batches=3, transform=lambda batch: batch[0] * 2)
+    prefetcher: Any = CUDAPrefetcher(
+        batches(), "sim", prefetch_batches=3, transform=lambda batch: batch[0] * 2, background=background
+    )
     assert [result[0].item() for result in prefetcher] == [2.0 * i for i in range(8)]
     assert any_sim.races() == []
 
@@ -248,9 +270,10 @@ class TestReferences:
     """Who holds what, and until when."""
 
     @pytest.mark.parametrize("transform", [None, lambda batch: (batch, batch + 1)], ids=["plain", "transform"])
-    def test_delivered_batches_are_not_referenced(self, sim: Any, transform: Any) -> None:
+    @pytest.mark.parametrize("background", [False, True])
+    def test_delivered_batches_are_not_referenced(self, sim: Any, transform: Any, background: bool) -> None:
         """As soon as the caller lets go of a batch it is gone."""
-        iterator = iter(CUDAPrefetcher(Numbered(6), "sim", transform=transform))
+        iterator = iter(CUDAPrefetcher(Numbered(6), "sim", transform=transform, background=background))
         for _ in range(6):
             batch = next(iterator)
             leaves = [weakref.ref(leaf) for leaf in (batch if isinstance(batch, tuple) else (batch,))]
@@ -280,27 +303,30 @@ class TestReferences:
         assert loader.alive() == [3]
         assert batch[0].item() == 2.0
 
-    def test_no_host_batch_after_the_end(self, sim: Any) -> None:
+    @pytest.mark.parametrize("background", [False, True])
+    def test_no_host_batch_after_the_end(self, sim: Any, background: bool) -> None:
         """With the end of a pass the last host batches are gone, though the consumer may still work."""
         sim.configure(latency_us=2000)
         loader = Given(4)
-        iterator = iter(CUDAPrefetcher(loader, "sim", prefetch_batches=2))
+        iterator = iter(CUDAPrefetcher(loader, "sim", prefetch_batches=2, background=background))
         for _ in range(4):
             next(iterator)
         with pytest.raises(StopIteration):
             next(iterator)
         assert loader.alive() == []
 
-    def test_host_batches_do_not_pile_up(self, sim: Any) -> None:
+    @pytest.mark.parametrize("background", [False, True])
+    def test_host_batches_do_not_pile_up(self, sim: Any, background: bool) -> None:
         """A host that runs ahead of slow copies holds few host batches, also when it never reads a value."""
         sim.configure(latency_us=1000)
         loader = Given(60)
         peak = 0
-        for _ in CUDAPrefetcher(loader, "sim", prefetch_batches=2):
+        for _ in CUDAPrefetcher(loader, "sim", prefetch_batches=2, background=background):
             peak = max(peak, len(loader.alive()))
         assert peak <= 2 + 3
 
-    def test_host_batches_do_not_pile_up_under_errors(self, any_sim: Any) -> None:
+    @pytest.mark.parametrize("background", [False, True])
+    def test_host_batches_do_not_pile_up_under_errors(self, any_sim: Any, background: bool) -> None:
         """Nor when a transform fails on every batch, so that no step of the consumer holds the host back."""
         any_sim.configure(latency_us=2000)
         loader = Given(40)
@@ -308,7 +334,7 @@ class TestReferences:
         def transform(batch: torch.Tensor) -> Any:
             raise ValueError("never good")
 
-        iterator = iter(CUDAPrefetcher(loader, "sim", prefetch_batches=2, transform=transform))
+        iterator = iter(CUDAPrefetcher(loader, "sim", prefetch_batches=2, transform=transform, background=background))
         peak = failed = 0
         for _ in range(40):
             try:
@@ -352,9 +378,10 @@ class TestReferences:
         assert names.count("copy_h2d") == 3
         assert batch[0].item() == 0.0
 
-    def test_undelivered_batches_go_with_the_pass(self, sim: Any) -> None:
+    @pytest.mark.parametrize("background", [False, True])
+    def test_undelivered_batches_go_with_the_pass(self, sim: Any, background: bool) -> None:
         """Letting go of the iterator frees the batches that were ahead, without the garbage collector."""
-        prefetcher = CUDAPrefetcher(Numbered(8, SIZE), "sim", prefetch_batches=3)
+        prefetcher = CUDAPrefetcher(Numbered(8, SIZE), "sim", prefetch_batches=3, background=background)
         iterator = iter(prefetcher)
         batch = next(iterator)
         ACCELERATOR.synchronize()
@@ -363,10 +390,11 @@ class TestReferences:
         assert ACCELERATOR.memory_allocated() == BATCH_BYTES
         assert batch[0].item() == 1.0
 
-    def test_destinations_of_a_closed_pass_are_not_overwritten_early(self, any_sim: Any) -> None:
+    @pytest.mark.parametrize("background", [False, True])
+    def test_destinations_of_a_closed_pass_are_not_overwritten_early(self, any_sim: Any, background: bool) -> None:
         """The next pass takes over memory whose copies are under way without a race."""
         any_sim.configure(latency_us=3000)
-        prefetcher = CUDAPrefetcher(Numbered(4), "sim", prefetch_batches=3)
+        prefetcher = CUDAPrefetcher(Numbered(4), "sim", prefetch_batches=3, background=background)
         sums = []
         for _ in range(4):
             for batch in prefetcher:
@@ -390,7 +418,8 @@ class TestReferences:
         assert batch[0].item() == 1.0
 
     @pytest.mark.parametrize("culprit", ["loader", "transform"])
-    def test_error_that_waits_keeps_nothing_alive(self, sim: Any, culprit: str) -> None:
+    @pytest.mark.parametrize("background", [False, True])
+    def test_error_that_waits_keeps_nothing_alive(self, sim: Any, culprit: str, background: bool) -> None:
         """While an error waits for its turn delivered batches go as ever, and so does a pass that is let go."""
 
         class FailsSecond:
@@ -417,7 +446,7 @@ class TestReferences:
                 return iterator
 
         source = Source()
-        iterator = iter(CUDAPrefetcher(source, "sim", prefetch_batches=2, transform=transform))
+        iterator = iter(CUDAPrefetcher(source, "sim", prefetch_batches=2, transform=transform, background=background))
         batch = next(iterator)
         assert batch[0].item() == 1.0
         gone = weakref.ref(batch)
@@ -440,10 +469,11 @@ class OneBad(Dataset[torch.Tensor]):
         return torch.ones(4)
 
 
-def test_workers_end_under_an_error_that_waits(sim: Any) -> None:
+@pytest.mark.parametrize("background", [False, True])
+def test_workers_end_under_an_error_that_waits(sim: Any, background: bool) -> None:
     """A broken-off pass with a worker's error ahead ends the workers at once, as the bare loop does."""
     loader = DataLoader(OneBad(), batch_size=1, num_workers=2, pin_memory=True)
-    iterator = iter(CUDAPrefetcher(loader, "sim", prefetch_batches=4))
+    iterator = iter(CUDAPrefetcher(loader, "sim", prefetch_batches=4, background=background))
     assert next(iterator).tolist() == [[1.0] * 4]
     workers = [child for child in multiprocessing.active_children() if child.name.startswith("Process")]
     assert len(workers) >= 2

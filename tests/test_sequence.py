@@ -24,61 +24,67 @@ def as_lists(batches: Any) -> list[Any]:
 
 
 class Shuffled(Sampler[int]):
-    """Another order in each pass; drawn when the pass starts, so that a broken-off one does not matter."""
+    """Another order in each epoch; drawn at once, so that a pass that is broken off does not matter for the next."""
 
     def __init__(self, length: int) -> None:
         self.length = length
-        self.passes = 0
+        self.epoch = 0
 
     def __len__(self) -> int:
         return self.length
 
     def __iter__(self) -> Iterator[int]:
-        self.passes += 1
-        return iter(torch.randperm(self.length, generator=torch.Generator().manual_seed(self.passes)).tolist())
+        return iter(torch.randperm(self.length, generator=torch.Generator().manual_seed(self.epoch)).tolist())
 
 
-def loader_of(length: int, *, drop_last: bool = False, workers: int = 0, **options: Any) -> DataLoader[Any]:
+def loader_of(length: int, **options: Any) -> Any:
     """Shuffled batches of two numbers; without ``drop_last`` the last one is of one number."""
     data = TensorDataset(torch.arange(2 * length - 1 if length else 0))
-    options |= {"sampler": Shuffled(len(data)), "drop_last": drop_last, "num_workers": workers}
-    return DataLoader(data, batch_size=2, pin_memory=True, **options)
+    return DataLoader(data, batch_size=2, sampler=Shuffled(len(data)), pin_memory=True, **options)
 
 
+WORKERS: dict[str, dict[str, Any]] = {
+    "no workers": {},
+    "workers": {"num_workers": 2},
+    "persistent workers": {"num_workers": 2, "persistent_workers": True},
+}
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("background", [False, True])
 @pytest.mark.parametrize("prefetch_batches", DEPTHS)
-@pytest.mark.parametrize("length", range(6))
-@pytest.mark.parametrize("device", ["cpu", "sim"])
-def test_whole_and_broken_off_passes(sim: Any, device: str, length: int, prefetch_batches: int) -> None:
-    """Three passes, each broken off at every position or never, are the bare loader's, with and without drop_last."""
-    for drop_last in (False, True):
-        bare, wrapped = (loader_of(length, drop_last=drop_last) for _ in range(2))
-        prefetcher = CUDAPrefetcher(wrapped, device, prefetch_batches=prefetch_batches)
-        for stop in range(length + 1):
+@pytest.mark.parametrize(
+    ("device", "workers"),
+    # Not with new workers for each pass on the CPU: it takes long, and the persistent ones show as much there.
+    [("cpu", "no workers"), ("cpu", "persistent workers"), *(("sim", workers) for workers in WORKERS)],
+)
+def test_every_pass(
+    sim: Any, device: str, workers: str, prefetch_batches: int, background: bool, drop_last: bool
+) -> None:
+    """Passes over 0 to 5 batches, three in a row broken off at each position, or run to the end, are the bare ones."""
+    for length in range(6):
+        wrapped = loader_of(length, drop_last=drop_last, **WORKERS[workers])
+        prefetcher = CUDAPrefetcher(wrapped, device, prefetch_batches=prefetch_batches, background=background)
+        bare = loader_of(length, drop_last=drop_last)
+        for stop in (*range(len(bare) + 1), None):
             for _ in range(3):
-                want = as_lists(itertools.islice(bare, stop))
-                assert as_lists(itertools.islice(prefetcher, stop)) == want
-            assert as_lists(prefetcher) == as_lists(bare)
-
-
-@pytest.mark.parametrize("persistent", [False, True])
-def test_workers(sim: Any, persistent: bool) -> None:
-    """With worker processes too, over several passes and after a break."""
-    bare, wrapped = (loader_of(4, workers=2, persistent_workers=persistent) for _ in range(2))
-    prefetcher = CUDAPrefetcher(wrapped, "sim", prefetch_batches=2)
-    for stop in (4, 1, 4):
-        assert as_lists(itertools.islice(prefetcher, stop)) == as_lists(itertools.islice(bare, stop))
+                for loader in (bare, wrapped):
+                    loader.sampler.epoch += 1
+                assert as_lists(itertools.islice(prefetcher, stop)) == as_lists(itertools.islice(bare, stop))
 
 
 @pytest.mark.parametrize("device", ["cpu", "sim"])
 @pytest.mark.parametrize("prefetch_batches", DEPTHS)
-def test_none_and_numbers_are_batches(sim: Any, device: str, prefetch_batches: int) -> None:
+@pytest.mark.parametrize("background", [False, True])
+def test_none_and_numbers_are_batches(sim: Any, device: str, prefetch_batches: int, background: bool) -> None:
     """Anything that a loader yields is a batch, None too."""
     batches = [None, 0, None, "text", (), None]
-    assert list(CUDAPrefetcher(batches, device, prefetch_batches=prefetch_batches)) == batches
+    assert list(CUDAPrefetcher(batches, device, prefetch_batches=prefetch_batches, background=background)) == batches
 
 
 @pytest.mark.parametrize("device", ["cpu", "sim"])
-def test_exhausted_stays_exhausted(sim: Any, device: str) -> None:
+@pytest.mark.parametrize("background", [False, True])
+def test_exhausted_stays_exhausted(sim: Any, device: str, background: bool) -> None:
     """After the end there is nothing more, even if the loader's iterator starts again."""
 
     class Restarting(Iterator[int]):
@@ -90,7 +96,7 @@ def test_exhausted_stays_exhausted(sim: Any, device: str) -> None:
                 raise StopIteration
             return self.calls
 
-    iterator = iter(CUDAPrefetcher(Restarting(), device, prefetch_batches=1))
+    iterator = iter(CUDAPrefetcher(Restarting(), device, prefetch_batches=1, background=background))
     assert list(itertools.islice(iterator, 5)) == [1, 2]
     for _ in range(3):
         with pytest.raises(StopIteration):
@@ -98,9 +104,10 @@ def test_exhausted_stays_exhausted(sim: Any, device: str) -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "sim"])
-def test_close(sim: Any, device: str) -> None:
+@pytest.mark.parametrize("background", [False, True])
+def test_close(sim: Any, device: str, background: bool) -> None:
     """A closed iterator is at its end; closing it twice is fine; the prefetcher starts a new pass afterwards."""
-    prefetcher = CUDAPrefetcher([1, 2, 3], device)
+    prefetcher = CUDAPrefetcher([1, 2, 3], device, background=background)
     iterator: Any = iter(prefetcher)
     assert next(iterator) == 1
     iterator.close()
@@ -124,10 +131,11 @@ class IteratorWatch:
 
 @pytest.mark.parametrize("device", ["cpu", "sim"])
 @pytest.mark.parametrize("end", ["break", "exhaust", "close"])
-def test_loaders_iterator_is_let_go(sim: Any, device: str, end: str) -> None:
+@pytest.mark.parametrize("background", [False, True])
+def test_loaders_iterator_is_let_go(sim: Any, device: str, end: str, background: bool) -> None:
     """However a pass ends, the loader's iterator goes at once, without the garbage collector."""
     loader = IteratorWatch()
-    iterator = iter(CUDAPrefetcher(loader, device))
+    iterator = iter(CUDAPrefetcher(loader, device, background=background))
     for _ in iterator:
         if end != "exhaust":
             break
@@ -140,11 +148,12 @@ def test_loaders_iterator_is_let_go(sim: Any, device: str, end: str) -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "sim"])
-def test_two_iterators(sim: Any, device: str) -> None:
+@pytest.mark.parametrize("background", [False, True])
+def test_two_iterators(sim: Any, device: str, background: bool) -> None:
     """Two open passes of one prefetcher are as independent as the loader's."""
     bare, wrapped = loader_of(3), loader_of(3)
     want_first, want_second = as_lists(bare), as_lists(bare)
-    prefetcher = CUDAPrefetcher(wrapped, device, prefetch_batches=1)
+    prefetcher = CUDAPrefetcher(wrapped, device, prefetch_batches=1, background=background)
     first, second = iter(prefetcher), iter(prefetcher)
     got: tuple[list[Any], list[Any]] = ([], [])
     for _ in range(3):
@@ -225,32 +234,32 @@ class TestErrors:
     @pytest.mark.parametrize("prefetch_batches", DEPTHS)
     @pytest.mark.parametrize("device", ["cpu", "sim"])
     @pytest.mark.filterwarnings("ignore::prefetch.PrefetchWarning")
-    def test_of_the_loader(self, sim: Any, device: str, prefetch_batches: int) -> None:
+    @pytest.mark.parametrize("background", [False, True])
+    def test_of_the_loader(self, sim: Any, device: str, prefetch_batches: int, background: bool) -> None:
         """The loader's errors surface at their positions, and iteration goes on where the loader does."""
         errors: dict[int, BaseException] = {1: ValueError("one"), 3: KeyError("three"), 4: OSError("four")}
         loader = Failing(6, errors)
-        prefetcher = CUDAPrefetcher(loader, device, prefetch_batches=prefetch_batches)
+        prefetcher = CUDAPrefetcher(loader, device, prefetch_batches=prefetch_batches, background=background)
         want = [[0.0], errors[1], [2.0], errors[3], errors[4], [5.0], "end", "end"]
         assert outcomes(loader, 8) == want
         assert outcomes(prefetcher, 8) == want
 
     @pytest.mark.filterwarnings("ignore::prefetch.PrefetchWarning")
-    def test_loader_is_not_asked_past_an_error(self, sim: Any) -> None:
+    @pytest.mark.parametrize("background", [False, True])
+    def test_loader_is_not_asked_past_an_error(self, sim: Any, background: bool) -> None:
         """Whether to go on after an error is the caller's decision: until it is raised nothing more is fetched."""
         source = iter(Failing(9, {2: ValueError("two")}))
-        iterator = iter(CUDAPrefetcher(source, "sim", prefetch_batches=4))
-        positions = []
-        for _ in range(4):
-            try:
-                next(iterator)
-            except ValueError:
-                positions.append(-1)
-            positions.append(source.position)
-        assert positions == [2, 2, -1, 2, 7]
+        iterator = iter(CUDAPrefetcher(source, "sim", prefetch_batches=4, background=background))
+        assert [next(iterator).item(), next(iterator).item()] == [0.0, 1.0]
+        with pytest.raises(ValueError, match="two"):
+            next(iterator)
+        assert source.position == 2
+        assert next(iterator).item() == 3.0
 
     @pytest.mark.parametrize("device", ["cpu", "sim"])
     @pytest.mark.filterwarnings("ignore::prefetch.PrefetchWarning")
-    def test_of_the_transform(self, sim: Any, device: str) -> None:
+    @pytest.mark.parametrize("background", [False, True])
+    def test_of_the_transform(self, sim: Any, device: str, background: bool) -> None:
         """A transform's error takes only its own batch's place."""
 
         def transform(batch: torch.Tensor) -> torch.Tensor:
@@ -258,12 +267,13 @@ class TestErrors:
                 raise LookupError("two")
             return batch * 10
 
-        got = outcomes(CUDAPrefetcher(Failing(4, {}), device, transform=transform), 5)
+        got = outcomes(CUDAPrefetcher(Failing(4, {}), device, transform=transform, background=background), 5)
         assert got[:2] + got[3:] == [[0.0], [10.0], [30.0], "end"]
         assert repr(got[2]) == "LookupError('two')"
 
     @pytest.mark.parametrize("device", ["cpu", "sim"])
-    def test_traceback_leads_to_the_origin(self, sim: Any, device: str) -> None:
+    @pytest.mark.parametrize("background", [False, True])
+    def test_traceback_leads_to_the_origin(self, sim: Any, device: str, background: bool) -> None:
         """The traceback ends where the error was raised, though the batch was fetched ahead."""
 
         class Origin:
@@ -272,7 +282,7 @@ class TestErrors:
                 yield 1
                 raise ZeroDivisionError("in the loader")
 
-        iterator = iter(CUDAPrefetcher(Origin(), device, prefetch_batches=4))
+        iterator = iter(CUDAPrefetcher(Origin(), device, prefetch_batches=4, background=background))
         assert [next(iterator), next(iterator)] == [0, 1]
         with pytest.raises(ZeroDivisionError, match="in the loader") as info:
             next(iterator)
@@ -282,13 +292,14 @@ class TestErrors:
             next(iterator)
 
     @pytest.mark.parametrize("device", ["cpu", "sim"])
-    def test_stop_iteration_in_a_transform_is_no_end(self, sim: Any, device: str) -> None:
+    @pytest.mark.parametrize("background", [False, True])
+    def test_stop_iteration_in_a_transform_is_no_end(self, sim: Any, device: str, background: bool) -> None:
         """A StopIteration that escapes a transform must not look like the end of the data."""
 
         def transform(batch: int) -> Any:
             return next(iter(())) if batch == 1 else batch
 
-        iterator = iter(CUDAPrefetcher([0, 1, 2], device, transform=transform))
+        iterator = iter(CUDAPrefetcher([0, 1, 2], device, transform=transform, background=background))
         assert next(iterator) == 0
         with pytest.raises(RuntimeError, match="raised StopIteration"):
             next(iterator)
@@ -306,7 +317,8 @@ class TestErrors:
         assert [batch.item() for batch in delivered] == [0, 1, 3, 4]
 
     @pytest.mark.parametrize("device", ["cpu", "sim"])
-    def test_of_starting_a_pass(self, sim: Any, device: str) -> None:
+    @pytest.mark.parametrize("background", [False, True])
+    def test_of_starting_a_pass(self, sim: Any, device: str, background: bool) -> None:
         """An error of iter(loader) surfaces where the pass starts."""
 
         class Unstartable:
@@ -314,4 +326,4 @@ class TestErrors:
                 raise PermissionError("not today")
 
         with pytest.raises(PermissionError, match="not today"):
-            iter(CUDAPrefetcher(Unstartable(), device))
+            iter(CUDAPrefetcher(Unstartable(), device, background=background))

@@ -21,11 +21,12 @@ def caller_state() -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("prefetch_batches", [0, 1, 2, 4])
-def test_values_under_a_late_reader(any_sim: Any, prefetch_batches: int) -> None:
+@pytest.mark.parametrize("background", [False, True])
+def test_values_under_a_late_reader(any_sim: Any, prefetch_batches: int, background: bool) -> None:
     """With slow copies, a slow consumer and poisoned memory every value is right and nothing races."""
     any_sim.configure(latency_us=700)
     sums = []
-    for batch in CUDAPrefetcher(Numbered(12), "sim", prefetch_batches=prefetch_batches):
+    for batch in CUDAPrefetcher(Numbered(12), "sim", prefetch_batches=prefetch_batches, background=background):
         any_sim.busy(1500)
         sums.append(batch.mean())
     assert torch.stack(sums).tolist() == [float(i + 1) for i in range(12)]
@@ -33,10 +34,14 @@ def test_values_under_a_late_reader(any_sim: Any, prefetch_batches: int) -> None
 
 
 @pytest.mark.parametrize("prefetch_batches", [0, 2])
-def test_values_under_slow_copies(any_sim: Any, prefetch_batches: int) -> None:
+@pytest.mark.parametrize("background", [False, True])
+def test_values_under_slow_copies(any_sim: Any, prefetch_batches: int, background: bool) -> None:
     """A consumer that is faster than the copies waits for each of them."""
     any_sim.configure(latency_us=3000)
-    sums = [batch.mean() for batch in CUDAPrefetcher(Numbered(8), "sim", prefetch_batches=prefetch_batches)]
+    sums = [
+        batch.mean()
+        for batch in CUDAPrefetcher(Numbered(8), "sim", prefetch_batches=prefetch_batches, background=background)
+    ]
     assert torch.stack(sums).tolist() == [float(i + 1) for i in range(8)]
     assert any_sim.races() == []
 
@@ -66,9 +71,10 @@ def test_host_is_not_held_by_copies(sim: Any) -> None:
     assert total.item() == float(batch.numel())
 
 
-def test_one_side_stream_for_life(sim: Any) -> None:
+@pytest.mark.parametrize("background", [False, True])
+def test_one_side_stream_for_life(sim: Any, background: bool) -> None:
     """All passes of a prefetcher copy on the same stream, which is not the consumer's."""
-    prefetcher = CUDAPrefetcher(Numbered(3), "sim")
+    prefetcher = CUDAPrefetcher(Numbered(3), "sim", background=background)
     for _ in range(5):
         for batch in prefetcher:
             batch.sum()
@@ -89,11 +95,12 @@ def test_no_stream_before_the_first_pass(sim: Any) -> None:
     assert prefetcher._lane is lane
 
 
-def test_consumer_changes_streams(any_sim: Any) -> None:
+@pytest.mark.parametrize("background", [False, True])
+def test_consumer_changes_streams(any_sim: Any, background: bool) -> None:
     """Each batch is made ready for the stream that is current when it is asked for."""
     any_sim.configure(latency_us=1000)
     streams = [torch.Stream("sim"), torch.Stream("sim"), ACCELERATOR.current_stream()]
-    iterator = iter(CUDAPrefetcher(Numbered(9), "sim"))
+    iterator = iter(CUDAPrefetcher(Numbered(9), "sim", background=background))
     sums = []
     for position in range(9):
         ACCELERATOR.set_stream(streams[position % 3])
@@ -107,10 +114,11 @@ def test_consumer_changes_streams(any_sim: Any) -> None:
     assert any_sim.races() == []
 
 
-def test_iterated_from_another_thread(sim: Any) -> None:
+@pytest.mark.parametrize("background", [False, True])
+def test_iterated_from_another_thread(sim: Any, background: bool) -> None:
     """Made in one thread, iterated in another on that thread's own stream: values and memory are safe."""
     sim.configure(latency_us=500)
-    prefetcher = CUDAPrefetcher(Numbered(8), "sim:1")
+    prefetcher = CUDAPrefetcher(Numbered(8), "sim:1", background=background)
     values: list[float] = []
 
     def consume() -> None:
@@ -130,7 +138,8 @@ def test_iterated_from_another_thread(sim: Any) -> None:
 
 @pytest.mark.parametrize("own", [0, 1])
 @pytest.mark.parametrize("current", [0, 1])
-def test_callers_state_is_left_alone(sim: Any, own: int, current: int) -> None:
+@pytest.mark.parametrize("background", [False, True])
+def test_callers_state_is_left_alone(sim: Any, own: int, current: int, background: bool) -> None:
     """Device, streams of both devices and grad mode are what they were, at every batch, error and end."""
     ACCELERATOR.set_stream(torch.Stream("sim:1"))
     ACCELERATOR.set_stream(torch.Stream("sim:0"))
@@ -142,7 +151,9 @@ def test_callers_state_is_left_alone(sim: Any, own: int, current: int) -> None:
             raise ValueError("two")
         return batch
 
-    prefetcher = CUDAPrefetcher(Numbered(4), f"sim:{own}", prefetch_batches=1, transform=transform)
+    prefetcher = CUDAPrefetcher(
+        Numbered(4), f"sim:{own}", prefetch_batches=1, transform=transform, background=background
+    )
     assert caller_state() == before
     iterator = iter(prefetcher)
     assert caller_state() == before
@@ -161,11 +172,14 @@ def test_callers_state_is_left_alone(sim: Any, own: int, current: int) -> None:
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad, torch.inference_mode])
-def test_grad_modes(sim: Any, mode: Any) -> None:
+@pytest.mark.parametrize("background", [False, True])
+def test_grad_modes(sim: Any, mode: Any, background: bool) -> None:
     """Under any mode batches are ordinary tensors without a graph, and the mode holds in the loop."""
     with mode():
         before = caller_state()
-        prefetcher = CUDAPrefetcher(numbered(3), "sim", dtype=torch.float64, transform=lambda batch: batch * 2)
+        prefetcher = CUDAPrefetcher(
+            numbered(3), "sim", dtype=torch.float64, transform=lambda batch: batch * 2, background=background
+        )
         for batch in prefetcher:
             assert not batch.is_inference()
             assert not batch.requires_grad
@@ -176,9 +190,14 @@ def test_grad_modes(sim: Any, mode: Any) -> None:
     assert weight.grad.item() == 6.0 * batch.numel()
 
 
-def test_two_prefetchers_on_two_devices(sim: Any) -> None:
+@pytest.mark.parametrize("background", [False, True])
+def test_two_prefetchers_on_two_devices(sim: Any, background: bool) -> None:
     """Side by side on two devices each keeps to its own."""
-    pairs = zip(CUDAPrefetcher(Numbered(5), "sim:0"), CUDAPrefetcher(Numbered(5), "sim:1"), strict=True)
+    pairs = zip(
+        CUDAPrefetcher(Numbered(5), "sim:0", background=background),
+        CUDAPrefetcher(Numbered(5), "sim:1", background=background),
+        strict=True,
+    )
     for position, (left, right) in enumerate(pairs):
         assert (str(left.device), str(right.device)) == ("sim:0", "sim:1")
         assert (left[0].item(), right[0].item()) == (position + 1, position + 1)
@@ -194,26 +213,30 @@ def test_device_without_streams(sim: Any, monkeypatch: pytest.MonkeyPatch) -> No
     assert streams == {ACCELERATOR.current_stream().stream_id}
 
 
-def test_device_without_streams_copies_synchronously(sim: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("background", [False, True])
+def test_device_without_streams_copies_synchronously(
+    sim: Any, monkeypatch: pytest.MonkeyPatch, background: bool
+) -> None:
     """Without a stream to wait for, a source may be overwritten as soon as its batch is there."""
     monkeypatch.setattr("prefetch._device._WITHOUT_STREAMS", frozenset({"sim"}))
     sim.configure(latency_us=3000)
     source = torch.ones(1 << 14).pin_memory()
-    (batch,) = CUDAPrefetcher([source], "sim")
+    (batch,) = CUDAPrefetcher([source], "sim", background=background)
     source.fill_(7)
     assert batch.unique().tolist() == [1.0]
 
 
 @pytest.mark.parametrize("prefetch_batches", [0, 1, 2, 3])
 @pytest.mark.parametrize(("copy_ms", "compute_ms"), [(5, 10), (9, 10), (10, 10), (10, 5), (1, 20), (20, 1)])
-def test_makespan(virtual_sim: Any, copy_ms: int, compute_ms: int, prefetch_batches: int) -> None:
+@pytest.mark.parametrize("background", [False, True])
+def test_makespan(virtual_sim: Any, copy_ms: int, compute_ms: int, prefetch_batches: int, background: bool) -> None:
     """In simulated time a pass takes one copy and all compute, or all copies and one compute, within 1 %."""
     n = 20
     batches = numbered(n)
     virtual_sim.configure(latency_us=copy_ms * 1000)
     start = virtual_sim.host_time_ns()
     sums = []
-    for batch in CUDAPrefetcher(batches, "sim", prefetch_batches=prefetch_batches):
+    for batch in CUDAPrefetcher(batches, "sim", prefetch_batches=prefetch_batches, background=background):
         virtual_sim.busy(compute_ms * 1000)
         sums.append(batch.mean())
     ACCELERATOR.synchronize()
@@ -224,18 +247,20 @@ def test_makespan(virtual_sim: Any, copy_ms: int, compute_ms: int, prefetch_batc
     assert virtual_sim.races() == []
 
 
-def test_pageable_memory_is_told_once(sim: Any) -> None:
+@pytest.mark.parametrize("background", [False, True])
+def test_pageable_memory_is_told_once(sim: Any, background: bool) -> None:
     """The first leaf that cannot be copied asynchronously is described, with the remedy, at the line of the loop."""
-    prefetcher = CUDAPrefetcher([torch.full((2, 3), float(i)) for i in range(4)], "sim")
-    with pytest.warns(PrefetchWarning, match=r"torch.float32 tensor of shape \(2, 3\).*pin_memory=True") as warned:
+    prefetcher = CUDAPrefetcher([torch.full((2, 3), float(i)) for i in range(4)], "sim", background=background)
+    with pytest.warns(PrefetchWarning, match=r"batch \(shape \(2, 3\), torch.float32\).*pin_memory=True") as warned:
         values = [batch[0, 0].item() for _ in range(2) for batch in prefetcher]
     assert values == [0.0, 1.0, 2.0, 3.0] * 2
     assert [warning.filename for warning in warned] == [__file__]
 
 
-def test_warning_made_an_error_costs_no_batch(sim: Any) -> None:
+@pytest.mark.parametrize("background", [False, True])
+def test_warning_made_an_error_costs_no_batch(sim: Any, background: bool) -> None:
     """Where warnings are errors, the loop that goes on after it has every batch."""
-    iterator = iter(CUDAPrefetcher([torch.full((1,), float(i)) for i in range(4)], "sim"))
+    iterator = iter(CUDAPrefetcher([torch.full((1,), float(i)) for i in range(4)], "sim", background=background))
     first = next(iterator)
     with pytest.raises(PrefetchWarning):
         next(iterator)

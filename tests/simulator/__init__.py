@@ -58,6 +58,7 @@ __all__ = [
     "host_time_ns",
     "load",
     "pinned_allocations",
+    "pinned_blocks",
     "races",
     "release_copies",
     "release_kernels",
@@ -215,3 +216,8 @@ def host_busy(us: int) -> None:
 def pinned_allocations() -> int:
     """How many blocks of pinned memory were handed out in this process, new ones and reused ones."""
     return int(torch.ops.sim.pinned_allocations())
+
+
+def pinned_blocks() -> int:
+    """How many blocks of pinned memory were allocated in this process, reused ones counted once."""
+    return int(torch.ops.sim.pinned_blocks())

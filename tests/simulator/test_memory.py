@@ -159,6 +159,19 @@ def test_pinned_allocations_are_counted(any_sim: ModuleType) -> None:
     assert any_sim.pinned_allocations() - before == 3
 
 
+def test_pinned_blocks_count_what_is_new(any_sim: ModuleType) -> None:
+    """A block that is handed out again is no new one; one that is asked for beside it is."""
+    size = 12_345_678  # like nothing else here, so that no cached block fits
+    first = torch.empty(size, pin_memory=True)
+    before = any_sim.pinned_blocks()
+    del first
+    first = torch.empty(size, pin_memory=True)
+    assert any_sim.pinned_blocks() == before
+    second = torch.empty(size, pin_memory=True)
+    assert any_sim.pinned_blocks() == before + 1
+    assert first.data_ptr() != second.data_ptr()
+
+
 @pytest.mark.parametrize("part", [slice(None), slice(10, None)], ids=["whole", "interior"])
 def test_freed_pinned_memory_is_kept_while_a_copy_reads_it(sim: ModuleType, part: slice) -> None:
     """Dropping the source early is safe, also if the copy was from a view inside the block."""

@@ -130,6 +130,7 @@ TORCH_LIBRARY(sim, library) {
   library.def("host_time_ns() -> int", host_time_ns);
   library.def("host_busy(int us) -> ()", host_busy);
   library.def("pinned_allocations() -> int", [] { return PinnedAllocator::get().handed_out(); });
+  library.def("pinned_blocks() -> int", [] { return PinnedAllocator::get().get_stats().num_host_alloc; });
   library.def("manual_seed(int seed) -> ()", [](int64_t seed) { seed_devices(static_cast<uint64_t>(seed)); });
 }
 
