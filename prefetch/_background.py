@@ -108,17 +108,20 @@ class _Work:
         self._state = state
         self._requested = 0
         self._thread: threading.Thread | None = None
+        self._lock = threading.RLock()  # another thread may end the pass while it starts
 
     def start(self, caller_state: Callable[[], CallerState]) -> None:
         """Begin, if that has not been done; what the loader can notice of the caller's thread is taken over."""
-        if self._thread is None and not self.is_stopped:
-            thread = threading.Thread(target=self._run, args=(caller_state(),), name="cuda-prefetcher", daemon=True)
-            thread.start()
-            self._thread = thread
+        with self._lock:
+            if self._thread is None and not self.is_stopped:
+                thread = threading.Thread(target=self._run, args=(caller_state(),), name="cuda-prefetcher", daemon=True)
+                thread.start()
+                self._thread = thread
 
     def join(self) -> bool:
         """Wait until the thread is gone, but not for ever; whether it is."""
-        thread = self._thread
+        with self._lock:
+            thread = self._thread
         if thread is None or thread is threading.current_thread():  # a transform, or a finalizer, may end the pass
             return True
         thread.join(_JOIN_S)

@@ -17,15 +17,15 @@ def opaque(function: F) -> F:
 
     That would take every import of this package some seconds. A process that compiles has loaded it already.
     """
-
-    @functools.cache
-    def disabled() -> Callable[..., Any]:
-        return cast("Callable[..., Any]", torch.compiler.disable(function))  # type: ignore[no-untyped-call]
+    disabled: Callable[..., Any] | None = None
 
     @functools.wraps(function)
     def call(*arguments: Any) -> Any:
-        if "torch._dynamo" in sys.modules:
-            return disabled()(*arguments)
-        return function(*arguments)
+        nonlocal disabled
+        if "torch._dynamo" not in sys.modules:
+            return function(*arguments)
+        if disabled is None:
+            disabled = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+        return disabled(*arguments)
 
     return cast("F", call)

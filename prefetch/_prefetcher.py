@@ -11,6 +11,7 @@ from typing import Any, Generic, Literal, TypeVar, get_args, overload
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from prefetch._compiler import opaque
 from prefetch._device import has_streams, resolve
 from prefetch._epoch import AheadEpoch, Epoch, PlainEpoch
 from prefetch._lane import Lane, new_lane
@@ -165,6 +166,7 @@ class CUDAPrefetcher(Generic[T]):
         """Where the batches are: the CPU, or an accelerator with its index."""
         return self._device
 
+    @opaque
     def __iter__(self) -> Epoch[T]:
         """Start a pass: the loader's own pass starts now, in this thread.
 

@@ -7,7 +7,7 @@ import functools
 import numbers
 from collections import UserString, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set, ValuesView
-from types import ModuleType
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -17,10 +17,10 @@ from prefetch._rebuild import stored_attributes
 from prefetch._registered import forgets, registered
 
 # Passed on as they are, and not searched. Some are sequences by their interface, but hold no tensors; modules and data
-# sets may be referred to from anywhere, but are not part of a batch.
+# sets may be referred to from anywhere, but are not part of a batch; functions store all names of their module.
 ATOMS = (
     *(str, bytes, bytearray, memoryview, range, array.array, UserString, numbers.Number, type(None)),
-    *(type, ModuleType, torch.nn.Module, torch.utils.data.Dataset),
+    *(type, FunctionType, BuiltinFunctionType, ModuleType, torch.nn.Module, torch.utils.data.Dataset),
 )
 
 

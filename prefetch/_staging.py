@@ -60,9 +60,9 @@ class Staging:
         noted, self._pageable = self._pageable, None
         if noted is not None:
             self._warning = (
-                f"{path_of(batch, noted)} (shape {tuple(noted.shape)}, {noted.dtype}) is in pageable memory: it is copied "
-                "more slowly, on the host's time; build the loader with DataLoader(pin_memory=True), which also calls "
-                "the method pin_memory() of classes that it does not know"
+                f"{path_of(batch, noted)} (shape {tuple(noted.shape)}, {noted.dtype}) is in pageable memory: it is "
+                "copied more slowly, on the host's time; build the loader with DataLoader(pin_memory=True), which also "
+                "calls the method pin_memory() of classes that it does not know"
             )
 
     def take_warning(self) -> str | None:
@@ -101,5 +101,6 @@ def _staged(source: torch.Tensor) -> torch.Tensor:
     source = source.detach()
     # The strides that .to gives a copy: of a dense tensor its own, of any other what torch thinks best.
     strides = source.stride() if _is_dense(source) else source.to("meta").stride()
-    buffer = torch.empty_strided(source.shape, strides, dtype=source.dtype, pin_memory=True)
+    # Said, since torch.set_default_device would change it.
+    buffer = torch.empty_strided(source.shape, strides, dtype=source.dtype, device=HOST, pin_memory=True)
     return buffer.copy_(source)

@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import DataLoader, Dataset
 
 from prefetch import CUDAPrefetcher
+from prefetch._search import tensors_on
 from tests.helpers import Numbered, run_python
 
 ACCELERATOR = torch.accelerator
@@ -242,6 +243,14 @@ def test_device_tensors_of_a_list_that_is_filled_again(any_sim: Any, background:
     )
     assert [result[0].item() for result in prefetcher] == [2.0 * i for i in range(8)]
     assert any_sim.races() == []
+
+
+def test_functions_are_not_searched(sim: Any) -> None:
+    """A batch with a function in it does not drag in all that the function's module names."""
+    batch = SimpleNamespace(function=means_read_late, method=Holder.to, builtin=len, module=gc)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(globals(), "a_tensor_of_the_module", torch.ones(1, device="sim"))
+        assert tensors_on(batch, torch.device("sim:0")) == []
 
 
 class Given:
@@ -489,6 +498,7 @@ from tests.helpers import Numbered, run_python
 simulator.load()
 simulator.configure(latency_us=200_000)
 from prefetch import CUDAPrefetcher
+from prefetch._search import tensors_on
 
 prefetcher = CUDAPrefetcher(Numbered(4), "sim", transform=lambda batch: batch)
 iterator = iter(prefetcher)
