@@ -20,6 +20,7 @@ from prefetch._state import PassState
 # workers as long.
 _JOIN_S = 5.0
 _STUCK = f"the loader has not returned from a batch for {_JOIN_S:g} s"
+_END = Item(None, StopIteration(), None)
 
 
 class BackgroundFeeder(Feeder[Issued]):
@@ -78,8 +79,7 @@ class BackgroundFeeder(Feeder[Issued]):
 
     def close(self) -> None:
         """See :meth:`Feeder.close`; waits some seconds for a loader that is at work."""
-        self._finalizer.detach()
-        if not self._work.stop():
+        if not self._is_stopped():
             warnings.warn(
                 f"{_STUCK}; the pass ends without it, its thread when it returns", PrefetchWarning, stacklevel=3
             )
@@ -89,8 +89,12 @@ class BackgroundFeeder(Feeder[Issued]):
         held = self._work.iterator
         if held is not None and (iterator is None or iterator is held):
             self._is_superseded = True
-            if not self._work.stop():
+            if not self._is_stopped():
                 raise PrefetchError(f"{_STUCK}, which an earlier pass has asked for: no other pass can start")
+
+    def _is_stopped(self) -> bool:
+        """Stop, unless that has been done; whether the thread is gone, or has been given up."""
+        return self._finalizer.detach() is None or self._work.stop()
 
 
 class _Work:
@@ -181,6 +185,3 @@ class _Work:
         while self._requested < count and not self.is_stopped:
             self._requested += self.requests.get()
         return not self.is_stopped
-
-
-_END = Item(None, StopIteration(), None)

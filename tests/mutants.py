@@ -82,8 +82,8 @@ MUTANTS = [
     Mutant(
         "blocking copy",
         "_transfer",
-        "non_blocking=transfer.non_blocking)",
-        "non_blocking=False)",
+        "return source.to(self.device, non_blocking=self.non_blocking)",
+        "return source.to(self.device, non_blocking=False)",
         "tests/test_streams.py",
     ),
     Mutant(
@@ -135,36 +135,36 @@ MUTANTS = [
     Mutant(
         "error early",
         "_feeder",
-        "queue.append(error)\n            return True\n        try",
-        "raise\n        try",
-        "tests/test_sequence.py",
+        "queue.append(Item(None, error, self._state.fetched()))",
+        "raise",
+        "tests/test_sequence.py -k TestErrors",
     ),
     Mutant(
         "error lost",
         "_feeder",
-        "queue.append(error)\n            return True\n        try",
-        "return True\n        try",
-        "tests/test_sequence.py",
+        "queue.append(Item(None, error, self._state.fetched()))",
+        "pass",
+        "tests/test_sequence.py -k TestErrors",
     ),
     Mutant(
         "transform's error lost",
         "_feeder",
-        "queue.append(error)\n            return True\n        if",
-        "return True\n        if",
-        "tests/test_sequence.py",
+        "queue.append(Item(None, error, snapshot))",
+        "pass",
+        "tests/test_sequence.py -k TestErrors",
     ),
     Mutant(
         "asked again after an error",
         "_feeder",
-        "self._iterator is None or (queue and isinstance(queue[-1], Exception))",
+        "self._iterator is None or (queue and queue[-1].error is not None)",
         "self._iterator is None",
-        "tests/test_sequence.py",
+        "tests/test_sequence.py -k TestErrors",
     ),
     Mutant(
         "last batch lost",
         "_feeder",
-        "if not self._queue:",
-        "if len(self._queue) < 1 + (self._iterator is None):",
+        "if not queue:",
+        "if not queue or (len(queue) == 2 and queue[1].is_end):",
         "tests/test_sequence.py",
     ),
     Mutant(
@@ -173,16 +173,16 @@ MUTANTS = [
     Mutant(
         "None ends the pass",
         "_feeder",
-        "if not self._queue:",
-        "if not self._queue or self._queue[0].batch is None:",
-        "tests/test_sequence.py",
+        "if queue[0].is_end:",
+        "if queue[0].is_end or (queue[0].error is None and queue[0].issued.batch is None):",
+        "tests/test_sequence.py -k none_and_numbers",
     ),
     Mutant(
-        "end forgotten",
+        "iterator kept at the end",
         "_feeder",
-        "            self._iterator = None\n            return True",
-        "            return True",
-        "tests/test_sequence.py",
+        "            self._iterator = None\n            queue.append(",
+        "            queue.append(",
+        "tests/test_sequence.py -k let_go",
     ),
     Mutant(
         "end forgotten on the CPU",
@@ -275,8 +275,8 @@ MUTANTS = [
     Mutant(
         "cast before the copy",
         "_transfer",
-        "result = source.to(transfer.device, non_blocking=transfer.non_blocking)",
-        "result = transfer.convert(source).to(transfer.device, non_blocking=transfer.non_blocking)",
+        "result = transfer.copy(source)",
+        "result = transfer.copy(transfer.convert(source))",
         "tests/test_transform.py",
     ),
     Mutant(
@@ -354,7 +354,7 @@ MUTANTS = [
     Mutant(
         "frames of waiting errors not cleared",
         "_feeder",
-        "traceback.clear_frames(item.__traceback__)",
+        "traceback.clear_frames(item.error.__traceback__)",
         "pass",
         "tests/test_memory.py",
     ),
@@ -366,13 +366,17 @@ MUTANTS = [
         "tests/test_transform.py",
     ),
     Mutant(
-        "state of the look-ahead", "_prefetcher", "if name in _NOT_DELEGATED:", "if False:", "tests/test_delegation.py"
+        "state of the look-ahead",
+        "_state",
+        "return self._delivered.copied()",
+        "return copy.deepcopy(self._loader.state_dict())",
+        "tests/test_state.py",
     ),
     Mutant(
         "stream pickled",
         "_prefetcher",
-        'return self.__dict__ | {"_lane": None}',
-        "return self.__dict__",
+        'return self.__dict__ | {"_lane": None, "_passes": None}',
+        'return self.__dict__ | {"_passes": None}',
         "tests/test_delegation.py",
     ),
     Mutant(
@@ -381,6 +385,233 @@ MUTANTS = [
         "self._loader = loader",
         "self._loader = loader; iter(loader)",
         "tests/test_arguments.py",
+    ),
+    Mutant(
+        "batch held back",
+        "_background",
+        "self.ready.put(Item(self._issue(batch), None, snapshot))",
+        "self.held = [*getattr(self, 'held', []), Item(self._issue(batch), None, snapshot)]\n"
+        "                [self.ready.put(self.held.pop(0)) for _ in self.held[1:]]",
+        "tests/test_background.py",
+    ),
+    Mutant(
+        "worker's stream recorded",
+        "_lane",
+        "self._memory.hand_over(arrival.tensors, consumer)",
+        "self._memory.hand_over(arrival.tensors, self._stream)",
+        "tests/test_memory.py",
+    ),
+    Mutant(
+        "thread runs ahead",
+        "_background",
+        "if not self._is_asked_for(position + 1 - look_ahead):",
+        "if self.is_stopped:",
+        "tests/test_background.py",
+    ),
+    Mutant(
+        "two batches in hand",
+        "_background",
+        "in_hand = min(look_ahead, 1)",
+        "in_hand = 2 * min(look_ahead, 1)",
+        "tests/test_background.py",
+    ),
+    Mutant(
+        "one batch in hand without look-ahead",
+        "_background",
+        "in_hand = min(look_ahead, 1)",
+        "in_hand = 1",
+        "tests/test_background.py",
+    ),
+    Mutant(
+        "thread not joined",
+        "_background",
+        "is_gone = self.join()",
+        "is_gone = True",
+        "tests/test_background.py",
+    ),
+    Mutant(
+        "thread not told to stop",
+        "_background",
+        "self.requests.put(False)",
+        "pass",
+        "tests/test_background.py",
+    ),
+    Mutant(
+        "error in the thread lost",
+        "_background",
+        "self.ready.put(Item(None, error, snapshot or self._state.fetched()))",
+        "pass",
+        "tests/test_sequence.py -k TestErrors",
+    ),
+    Mutant(
+        "thread asks past an error",
+        "_background",
+        "position + 1 if failed else position + 1 - look_ahead - in_hand",
+        "position + 1 - look_ahead - in_hand",
+        "tests/test_sequence.py -k TestErrors",
+    ),
+    Mutant(
+        "caller's modes not taken over",
+        "_background",
+        "with caller:",
+        "if True:",
+        "tests/test_background.py",
+    ),
+    Mutant(
+        "tensors made before the pass not awaited",
+        "_lane",
+        "self._stream.wait_event(started)\n                self",
+        "self",
+        "tests/test_background.py",
+    ),
+    Mutant(
+        "thread beside a transform",
+        "_prefetcher",
+        " and not self._transfer.has_transform and _loads_apart",
+        " and _loads_apart",
+        "tests/test_background.py",
+    ),
+    Mutant(
+        "thread beside the user's sampler",
+        "_prefetcher",
+        "for part in (loader, loader.sampler, loader.batch_sampler)",
+        "for part in (loader,)",
+        "tests/test_background.py",
+    ),
+    Mutant(
+        "thread on the CPU",
+        "_prefetcher",
+        "background = has_streams(self._device) and",
+        "background =",
+        "tests/test_background.py",
+    ),
+    Mutant(
+        "thread kept a host batch",
+        "_background",
+        "                del batch\n",
+        "",
+        "tests/test_memory.py",
+    ),
+    Mutant(
+        "stuck loader not told of",
+        "_background",
+        "        if not self._is_stopped():\n            warnings",
+        "        if not self._is_stopped() and False:\n            warnings",
+        "tests/test_background.py",
+    ),
+    Mutant(
+        "state not copied from the loader",
+        "_state",
+        "copy.deepcopy(take())",
+        "take()",
+        "tests/test_state.py -k TestSnapshots",
+    ),
+    Mutant(
+        "state not copied for the caller",
+        "_state",
+        "return copy.deepcopy(self._state)",
+        "return self._state",
+        "tests/test_state.py -k TestSnapshots",
+    ),
+    Mutant(
+        "state overwritten by an open pass",
+        "_state",
+        "self._loader.load_state_dict(copy.deepcopy(state))\n            self._pass += 1",
+        "self._loader.load_state_dict(copy.deepcopy(state))",
+        "tests/test_state.py -k TestSnapshots",
+    ),
+    Mutant(
+        "state of an older pass",
+        "_state",
+        "        with self._lock:\n            self._pass += 1\n            self._delivered = None",
+        "        with self._lock:\n            self._delivered = None",
+        "tests/test_state.py -k TestSnapshots",
+    ),
+    Mutant(
+        "no state at the start",
+        "_state",
+        "tracked.delivered(tracked.fetched())",
+        "pass",
+        "tests/test_state.py -k TestSnapshots",
+    ),
+    Mutant(
+        "end of the pass not in the state",
+        "_feeder",
+        "queue.append(Item(None, StopIteration(), self._state.fetched()))",
+        "queue.append(Item(None, StopIteration(), None))",
+        "tests/test_state.py",
+    ),
+    Mutant(
+        "pageable leaves not staged",
+        "_staging",
+        "return _staged(source) if self._pins",
+        "return _staged(source) if False",
+        "tests/test_staging.py -k blocks_once",
+    ),
+    Mutant(
+        "staging buffer overwritten",
+        "_staging",
+        "    buffer = torch.empty_strided(",
+        "    known = globals().setdefault('_known', {})\n"
+        "    buffer = known.get(key := (*source.shape, *strides)) if not source.is_complex() else None\n"
+        "    buffer = known[key] = buffer if buffer is not None else torch.empty_strided(",
+        "tests/test_staging.py -k overwritten",
+    ),
+    Mutant(
+        "strides of a staged view lost",
+        "_staging",
+        'source.to("meta").stride()',
+        'torch.empty(source.shape, device="meta").stride()',
+        "tests/test_staging.py",
+    ),
+    Mutant(
+        "gaps in pinned memory not staged",
+        "_staging",
+        "            if _is_dense(source):\n                return source",
+        "            return source",
+        "tests/test_staging.py -k noticed",
+    ),
+    Mutant(
+        "pageable memory told of each time",
+        "_staging",
+        "        self._looks_for_pageable = False\n        self._pageable",
+        "        self._pageable",
+        "tests/test_staging.py",
+    ),
+    Mutant(
+        "overtaken pass not told",
+        "_prefetcher",
+        "        self._supersede(iterator)\n",
+        "",
+        "tests/test_end.py -k Overtaken",
+    ),
+    Mutant(
+        "overtaken pass still at work",
+        "_prefetcher",
+        "self._supersede(None)",
+        "pass",
+        "tests/test_end.py -k Overtaken",
+    ),
+    Mutant(
+        "registered parts not searched",
+        "_search",
+        "*known.flatten(node).values()]",
+        "]",
+        "tests/test_registered.py",
+    ),
+    Mutant(
+        "functions searched",
+        "_search",
+        "FunctionType, BuiltinFunctionType, ModuleType, torch",
+        "ModuleType, torch",
+        "tests/test_memory.py -k functions",
+    ),
+    Mutant(
+        "open to the compiler",
+        "_compiler",
+        'if "torch._dynamo" not in sys.modules:',
+        "if True:",
+        "tests/test_compile.py",
     ),
 ]
 
@@ -391,7 +622,7 @@ def places(mutant: Mutant) -> int:
 
 
 def run_tests(tests: str, mutant: Mutant | None = None) -> tuple[int, str]:
-    """The exit code of pytest in a copy of the project, and its first failure or last line; 1 if the tests hang."""
+    """The exit code of pytest in a copy of the project, and its first failure or last line; 1 if a test hangs."""
     with tempfile.TemporaryDirectory() as folder:
         for part in ("prefetch", "tests"):
             shutil.copytree(ROOT / part, Path(folder, part), ignore=shutil.ignore_patterns("__pycache__"))
@@ -399,12 +630,21 @@ def run_tests(tests: str, mutant: Mutant | None = None) -> tuple[int, str]:
         if mutant is not None:
             module = Path(folder, "prefetch", f"{mutant.module}.py")
             module.write_text(module.read_text().replace(mutant.old, mutant.new))
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests.split()]
-        try:
-            run = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
-        except subprocess.TimeoutExpired:
-            return 1, "the tests hang"
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-x",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-o",
+            "faulthandler_timeout=60",
+        ]
+        run = subprocess.run([*command, *tests.split()], cwd=folder, capture_output=True, text=True, check=False)
     lines = (run.stdout + run.stderr).splitlines()
+    if any(line.startswith("Timeout (") for line in lines):
+        return 1, "a test hangs"
     return run.returncode, next((line[7:110] for line in lines if line.startswith("FAILED")), lines[-1])
 
 

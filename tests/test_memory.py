@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import threading
 import weakref
 from collections.abc import Iterator
 from types import MappingProxyType, SimpleNamespace
@@ -311,6 +312,28 @@ class TestReferences:
         batch = next(iterator)
         assert loader.alive() == [3]
         assert batch[0].item() == 2.0
+
+    def test_thread_keeps_no_host_batch(self, sim: Any) -> None:
+        """While a background thread waits for the loader it holds no host batch that was copied."""
+        is_asked, may_go_on = threading.Event(), threading.Event()
+
+        class Slow(Given):
+            def __next__(self) -> torch.Tensor:
+                if self.made:
+                    is_asked.set()
+                    assert may_go_on.wait(60)
+                return super().__next__()
+
+        loader = Slow(3)
+        prefetcher = CUDAPrefetcher(loader, "sim", background=True)
+        iterator = iter(prefetcher)
+        assert next(iterator)[0].item() == 0.0
+        assert is_asked.wait(60)
+        assert prefetcher._lane is not None
+        prefetcher._lane.step_done()  # where host batches are released
+        assert loader.alive() == []
+        may_go_on.set()
+        assert [batch[0].item() for batch in iterator] == [1.0, 2.0]
 
     @pytest.mark.parametrize("background", [False, True])
     def test_no_host_batch_after_the_end(self, sim: Any, background: bool) -> None:

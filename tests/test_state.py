@@ -242,6 +242,20 @@ class TestSnapshots:
         assert next(iterator) == 3
         assert prefetcher.state_dict()["position"] == 3
 
+    def test_interrupted_at_the_start(self, sim: Any) -> None:
+        """After Ctrl-C in the look-ahead of the first next() nothing counts as delivered."""
+
+        class Interrupted(Counter):
+            def __iter__(self) -> Iterator[torch.Tensor]:
+                for batch in super().__iter__():
+                    yield batch
+                    raise KeyboardInterrupt
+
+        prefetcher: Any = CUDAPrefetcher(Interrupted(), "sim")
+        with pytest.raises(KeyboardInterrupt):
+            next(iter(prefetcher))
+        assert prefetcher.state_dict() == {"position": 0, "log": []}
+
     def test_loader_that_cannot_tell(self, sim: Any) -> None:
         """A state that the loader cannot give disturbs only who asks for it."""
 
