@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import types
 from collections.abc import Callable, Iterable, Iterator
@@ -32,7 +33,7 @@ class Plain:
 
 
 class HandWritten:
-    """What is usually written by hand (NVIDIA's apex has the best known): one batch ahead, on a side stream."""
+    """What is usually written by hand (the best known is in NVIDIA's apex): one batch ahead, on a side stream."""
 
     def __init__(self, loader: Iterable[Batch]) -> None:
         self._loader = loader
@@ -59,21 +60,19 @@ class HandWritten:
 
 
 def timm_loop(loader: Iterable[Batch]) -> Iterable[Batch]:
-    """timm's own class, unchanged; beside the copy it converts and normalises the images on the side stream.
+    """The class of timm itself, unchanged; beside the copies it converts and normalises the images on the side stream.
 
     It takes its streams from ``torch.cuda`` or ``torch.npu``, by the device's name. So that it uses streams on a device
     named "sim" too, it is told that this is the second kind, and the three names that it looks up in ``torch.npu`` are
     made to mean torch's device-generic streams.
     """
-    from timm.data.loader import PrefetchLoader
-
     names = types.SimpleNamespace(
         Stream=torch.Stream,
-        stream=lambda stream: stream,  # a context manager itself
+        stream=lambda stream: stream,  # which is a context manager itself
         current_stream=lambda device: torch.accelerator.current_stream(device),
     )
     setattr(torch, "npu", names)  # noqa: B010 - torch's types know no such module
-    prefetcher: Any = PrefetchLoader(loader, device=torch.device("sim"))
+    prefetcher: Any = importlib.import_module("timm.data.loader").PrefetchLoader(loader, device=torch.device("sim"))
     prefetcher.is_npu = True
     return prefetcher  # type: ignore[no-any-return]
 
@@ -86,7 +85,7 @@ def all_loops() -> dict[str, Loop]:
         "written by hand, as in apex": HandWritten,
     }
     if importlib.util.find_spec("timm") is None:
-        print("timm is not installed: its row is left out (pip install timm)")
+        print("timm is not installed (pip install timm): its row is left out")
     else:
         loops["timm's PrefetchLoader"] = timm_loop
     for background in (False, True):

@@ -419,7 +419,8 @@ class TestReferences:
         iterator = iter(prefetcher)
         batch = next(iterator)
         ACCELERATOR.synchronize()
-        assert ACCELERATOR.memory_allocated() == 4 * BATCH_BYTES
+        if not background:  # a thread may not have come so far yet
+            assert ACCELERATOR.memory_allocated() == 4 * BATCH_BYTES
         del iterator
         assert ACCELERATOR.memory_allocated() == BATCH_BYTES
         assert batch[0].item() == 1.0
