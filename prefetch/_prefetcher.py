@@ -33,8 +33,8 @@ class CUDAPrefetcher(Generic[T]):
     """Iterate over ``loader`` with batches that already live on the device.
 
     While the device computes on one batch, the next ones are copied on a side stream. With the CPU as the device
-    nothing is moved or looked ahead: the loader's batches pass through, and random numbers are drawn exactly as without
-    the prefetcher.
+    nothing is moved, nor looked ahead unless a background thread is asked for: the loader's batches pass through, and
+    random numbers are drawn exactly as without the prefetcher.
 
     Example:
         >>> loader = torch.utils.data.DataLoader(range(4), batch_size=2)
@@ -52,7 +52,12 @@ class CUDAPrefetcher(Generic[T]):
     caller keeps, what a cast or the transform needs for a moment, and what a second open pass holds: before it
     allocates a batch, the host waits for the last step but one.
 
-    Every other attribute (``dataset``, ``sampler``, ``batch_size``, ...) is the loader's.
+    If the loader has ``state_dict()`` and ``load_state_dict()``, so has the prefetcher: the state is that of the batches
+    delivered, whatever has been looked ahead, in the loader's own format, and a copy. A state that is loaded rules the
+    next pass. Every other attribute (``dataset``, ``sampler``, ``batch_size``, ...) is the loader's.
+
+    Several passes can be open at once, if the loader's can. If it has only one iterator (``persistent_workers=True``),
+    the older pass raises ``PrefetchError``.
 
     Args:
         loader: Anything that can be iterated over, best a ``DataLoader`` with ``pin_memory=True``: only pinned memory
@@ -61,8 +66,15 @@ class CUDAPrefetcher(Generic[T]):
             index ("cuda") means the device that is current now. An index means that accelerator.
         prefetch_batches: How many batches may be on the device, or on their way, beyond the one in use. With 0 there
             is no look-ahead: the loader is asked for a batch when the caller asks.
+        background: Whether a thread advances the loader, copies and transforms, one for each pass: a batch that is ready
+            is then handed over whatever the next one takes. It may load one batch more than the look-ahead, and draws
+            random numbers beside the loop. ``None``: exactly where that cannot change results, which is for a
+            ``DataLoader`` with worker processes and torch's own samplers, without a ``transform``, on an accelerator.
         memory: Who owns the device memory. ``"record_stream"``: it is allocated on the side stream, and
             ``Tensor.record_stream`` keeps it from being reused before the consumer's kernels are done. [2]_
+        pin_memory: Leaves that could only be copied synchronously, from pageable memory or from pinned memory with gaps,
+            are staged through pinned buffers, which are reused. If false they are copied as they are. Either way the
+            first leaf in pageable memory is named in one ``PrefetchWarning``.
         transform: Called on each device batch, on the side stream, under ``torch.no_grad``. Its result takes the
             batch's place; the tensors in its containers and in the stored attributes of its objects are protected,
             others (in an iterator, a closure) are not. Tensors that it closes over are waited for when a pass starts,
