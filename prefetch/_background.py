@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
+import atexit
 import os
 import threading
+import time
 import warnings
-import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any
 
 from prefetch._device import CallerState
 from prefetch._errors import PrefetchError, PrefetchWarning
 from prefetch._feeder import Feeder, Issued, Item, clear_frames, superseded
-from prefetch._state import PassState
+from prefetch._members import Members
+from prefetch._state import PassState, Snapshot
 
 # How long the end of a pass waits for the loader to return from the batch that it is at. DataLoader gives its own
 # workers as long.
@@ -44,30 +46,29 @@ class BackgroundFeeder(Feeder[Issued]):
         self._work = _Work(iterator, issue, look_ahead, state)
         self._state = state
         self._caller_state = caller_state
-        self._has_asked = False
+        self._next = 0  # the position of the batch that comes next
         self._is_superseded = False
-        # Runs when this object goes, or else before the interpreter tears down what the thread is using.
-        self._finalizer = weakref.finalize(self, self._work.stop)
+        self._is_closed = False
 
     def take(self) -> Issued:
-        """See :meth:`Feeder.take`."""
+        """See :meth:`Feeder.take`. Ctrl-C at any moment costs one batch at the most, as in a bare loop."""
         work = self._work
         if os.getpid() != work.process:
             raise PrefetchError("a pass with a background thread cannot be continued in a forked process")
         work.start(self._caller_state)
-        if not self._has_asked:  # what was interrupted by Ctrl-C has asked already
-            work.requests.put(True)
-            self._has_asked = True
-        item = work.ready.get()
+        work.ask_for(self._next + 1)
+        while not work.ready and not work.is_stopped:
+            work.news.wait()
         if work.is_stopped:
-            work.ready.put(_END)  # for another thread that may wait
+            work.news.ring()  # for another thread that may wait
             raise superseded() if self._is_superseded else StopIteration
+        position, item = work.ready[0]
         self._state.delivered(item.snapshot)
-        if item.is_end:
-            work.ready.put(item)
+        if item.is_end:  # which stays
             work.join()
             raise StopIteration
-        self._has_asked = False
+        self._next = position + 1
+        work.ready.popleft()
         if item.error is not None:
             error: Any = item.error
             del item
@@ -94,7 +95,24 @@ class BackgroundFeeder(Feeder[Issued]):
 
     def _is_stopped(self) -> bool:
         """Stop, unless that has been done; whether the thread is gone, or has been given up."""
-        return self._finalizer.detach() is None or self._work.stop()
+        is_closed, self._is_closed = self._is_closed, True
+        return is_closed or self._work.stop()
+
+
+class _Bell:
+    """Wakes a thread that waits for news. Finalizers may ring it: they can interrupt the methods of a simple queue."""
+
+    def __init__(self) -> None:
+        self._rings: SimpleQueue[None] = SimpleQueue()
+
+    def ring(self) -> None:
+        """There is something new, or will be at once."""
+        if self._rings.empty():
+            self._rings.put(None)
+
+    def wait(self) -> None:
+        """Until it is rung, or has been since the last time; what is new must be looked for."""
+        self._rings.get()
 
 
 class _Work:
@@ -104,13 +122,13 @@ class _Work:
         self.iterator: Iterator[Any] | None = iterator
         self.process = os.getpid()
         self.is_stopped = False
-        # Simple queues may be used in finalizers, which can interrupt their own methods. (threading.Condition may not.)
-        self.requests: SimpleQueue[bool] = SimpleQueue()
-        self.ready: SimpleQueue[Item] = SimpleQueue()
+        self.ready: deque[tuple[int, Item]] = deque()
+        self.news = _Bell()
         self._issue = issue
         self._look_ahead = look_ahead
         self._state = state
-        self._requested = 0
+        self._asked_for = 0
+        self._requests = _Bell()
         self._thread: threading.Thread | None = None
         self._lock = threading.RLock()  # another thread may end the pass while it starts
 
@@ -121,29 +139,38 @@ class _Work:
                 thread = threading.Thread(target=self._run, args=(caller_state(),), name="cuda-prefetcher", daemon=True)
                 thread.start()
                 self._thread = thread
+                _at_work.add(self)
 
-    def join(self) -> bool:
+    def ask_for(self, count: int) -> None:
+        """The consumer wants this many batches, from the first one on."""
+        self._asked_for = count
+        self._requests.ring()
+
+    def tell_to_stop(self) -> None:
+        """The thread is to end when the loader returns, and the consumer not to wait for it."""
+        self.is_stopped = True
+        self._requests.ring()
+        self.news.ring()
+
+    def join(self, timeout: float | None = None) -> bool:
         """Wait until the thread is gone, but not for ever; whether it is."""
         with self._lock:
             thread = self._thread
         if thread is None or thread is threading.current_thread():  # a transform, or a finalizer, may end the pass
             return True
-        thread.join(_JOIN_S)
+        thread.join(_JOIN_S if timeout is None else timeout)
         return not thread.is_alive()
 
     def stop(self) -> bool:
         """End the pass; whether the thread is gone."""
         if os.getpid() != self.process:  # the thread, and what it holds, are the parent's
             return True
-        self.is_stopped = True
-        self.requests.put(False)
+        self.tell_to_stop()
         is_gone = self.join()
         if is_gone:
             self.iterator = None
-        with contextlib.suppress(Empty):
-            while True:
-                clear_frames(self.ready.get_nowait())
-        self.ready.put(_END)
+        while self.ready:
+            clear_frames(self.ready.popleft()[1])
         return is_gone
 
     def _run(self, caller: CallerState) -> None:
@@ -152,9 +179,9 @@ class _Work:
                 last = self._feed()
                 self.iterator = None  # here, since a generator may have code to run at its end
         except BaseException as error:  # noqa: BLE001 - nobody else is there to see it
-            self.ready.put(Item(None, error, None))
+            self._put(-1, Item(None, error, None))
             last = _END
-        self.ready.put(last)
+        self._put(-1, last)
 
     def _feed(self) -> Item:
         """Put one item after the other, but the last, which is returned."""
@@ -167,21 +194,41 @@ class _Work:
             failed = True
             try:
                 batch = next(self.iterator)  # type: ignore[arg-type]
-                snapshot = self._state.fetched()
-                if not self._is_asked_for(position + 1 - look_ahead):
-                    break
-                self.ready.put(Item(self._issue(batch), None, snapshot))
+                snapshot = self._snapshot()
+                if self._is_asked_for(position + 1 - look_ahead):
+                    self._put(position, Item(self._issue(batch), None, snapshot))
                 del batch
                 failed = False
             except StopIteration:
-                return Item(None, StopIteration(), self._state.fetched())
+                return Item(None, StopIteration(), self._snapshot())
             except BaseException as error:  # noqa: BLE001 - raised in its turn by take()
-                self.ready.put(Item(None, error, snapshot or self._state.fetched()))
+                self._put(position, Item(None, error, snapshot or self._snapshot()))
             position += 1
         return _END
 
     def _is_asked_for(self, count: int) -> bool:
         """Wait until the consumer has asked for ``count`` batches; false if the pass ends instead."""
-        while self._requested < count and not self.is_stopped:
-            self._requested += self.requests.get()
+        while self._asked_for < count and not self.is_stopped:
+            self._requests.wait()
         return not self.is_stopped
+
+    def _put(self, position: int, item: Item) -> None:
+        self.ready.append((position, item))
+        self.news.ring()
+
+    def _snapshot(self) -> Snapshot | None:
+        return self._state.fetched(lambda: self.is_stopped)
+
+
+_at_work: Members[_Work] = Members()
+
+
+@atexit.register
+def _end_all() -> None:
+    """Before the interpreter tears down what the threads are using: all of them, within the time of one."""
+    works = [work for work in _at_work.alive() if work.process == os.getpid()]
+    for work in works:
+        work.tell_to_stop()
+    end = time.monotonic() + _JOIN_S
+    for work in works:
+        work.join(max(0.0, end - time.monotonic()))

@@ -6,17 +6,14 @@ import warnings
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterator
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
 
-from prefetch._background import BackgroundFeeder
 from prefetch._compiler import opaque
 from prefetch._errors import PrefetchWarning
-from prefetch._feeder import Feeder, InlineFeeder, superseded
+from prefetch._feeder import Feeder, superseded
 from prefetch._lane import Lane
-from prefetch._state import PassState
 from prefetch._transfer import Transfer
 
 T = TypeVar("T")
@@ -24,6 +21,9 @@ T = TypeVar("T")
 
 class Epoch(Iterator[T]):
     """A pass over the loader. Letting go of it ends it, as :meth:`close` does."""
+
+    loader: Any
+    """What it is a pass over."""
 
     @abstractmethod
     def close(self) -> None:
@@ -46,22 +46,11 @@ class AheadEpoch(Epoch[Any]):
     """A pass that looks ahead.
 
     Args:
-        iterator: The loader's iterator.
         lane: The way to the device.
-        look_ahead: Batches beyond the one in use.
-        background: Whether a thread of its own advances the iterator.
-        state: Told what is delivered.
+        feeder: Gives what the lane has issued.
     """
 
-    def __init__(
-        self, iterator: Iterator[Any], lane: Lane, look_ahead: int, *, background: bool, state: PassState
-    ) -> None:
-        issue = partial(lane.issue, started=lane.start_pass())
-        feeder: Feeder[Any]
-        if background:
-            feeder = BackgroundFeeder(iterator, issue, look_ahead, state, lane.caller_state)
-        else:
-            feeder = InlineFeeder(iterator, issue, look_ahead, state)
+    def __init__(self, lane: Lane, feeder: Feeder[Any]) -> None:
         self._lane = lane
         self._feeder = feeder
         self._last_copied: deque[torch.Event] = deque(maxlen=1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import threading
 from collections import deque
@@ -35,7 +34,6 @@ class RecordStream:
     def __init__(self) -> None:
         self._consumer: torch.Stream | None = None
         self._steps: deque[torch.Event] = deque()
-        self._lock = threading.Lock()  # passes in several threads share a side stream
 
     def moved_on(self) -> None:
         """The consumer has queued all its work on the last batch and asks for the next."""
@@ -45,12 +43,9 @@ class RecordStream:
 
     def make_room(self) -> None:
         """Wait, on the host, until the next batch may be allocated."""
-        while True:
-            with self._lock:
-                if len(self._steps) <= _UNFINISHED_STEPS:
-                    return
-                step = self._steps.popleft()
-            step.synchronize()
+        while len(self._steps) > _UNFINISHED_STEPS:
+            with contextlib.suppress(IndexError):  # another pass, in another thread, was quicker
+                self._steps.popleft().synchronize()
 
     def hand_over(self, tensors: Iterable[torch.Tensor], consumer: torch.Stream) -> None:
         """Give a batch's memory to the work that ``consumer`` will queue on it."""
@@ -74,32 +69,34 @@ class Sources:
         self._limit = limit
         self._process = os.getpid()
         self._held: deque[tuple[torch.Event, Any]] = deque()
-        self._lock = threading.Lock()  # as above; batches are let go outside of it, for that may run any code
+        # A finalizer may interrupt the thread that holds it, and call release(). Batches are let go outside of it, for
+        # that may run any code.
+        self._lock = threading.RLock()
 
     def make_room(self) -> None:
         """Wait, on the host, until another batch may be held."""
         if len(self._held) < self._limit:
             return
-        with self._lock:
-            excess = len(self._held) - self._limit + 1
-            waits_for = [copied for copied, _ in itertools.islice(self._held, max(0, excess))]
-        for copied in waits_for:
+        held = list(self._held)
+        for copied, _ in held[: len(held) - self._limit + 1]:
             copied.synchronize()
+        del held
         self.release()
 
     def hold(self, batch: Any, copied: torch.Event) -> None:
         """Keep ``batch`` until ``copied`` has happened."""
-        with self._lock:
-            self._held.append((copied, batch))
+        self._held.append((copied, batch))
 
     def release(self) -> None:
         """Drop those whose copies are done."""
         while True:
+            first = next(iter(self._held), None)
+            if first is None or not first[0].query():
+                return
             with self._lock:
-                if not self._held or not self._held[0][0].query():
-                    return
-                done = self._held.popleft()
-            del done
+                if self._held and self._held[0] is first:  # no other thread, and no finalizer, was quicker
+                    self._held.popleft()
+            del first
 
     def __del__(self) -> None:
         if os.getpid() != self._process:

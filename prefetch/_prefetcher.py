@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import operator
 import threading
-import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import partial
 from typing import Any, Generic, Literal, TypeVar, get_args, overload
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from prefetch._background import BackgroundFeeder
 from prefetch._compiler import opaque
 from prefetch._device import has_streams, resolve
 from prefetch._epoch import AheadEpoch, Epoch, PlainEpoch
+from prefetch._feeder import InlineFeeder
 from prefetch._lane import Lane, new_lane
+from prefetch._members import Members
 from prefetch._state import LoaderState
 from prefetch._transfer import Transfer
 
@@ -27,6 +30,7 @@ Memory = Literal["record_stream"]
 _STATE_METHODS = ("state_dict", "load_state_dict")
 
 _lane_lock = threading.Lock()
+_open_passes: Members[Epoch[Any]] = Members()  # of all prefetchers: two of them may wrap one loader
 
 
 class CUDAPrefetcher(Generic[T]):
@@ -52,9 +56,9 @@ class CUDAPrefetcher(Generic[T]):
     caller keeps, what a cast or the transform needs for a moment, and what a second open pass holds: before it
     allocates a batch, the host waits for the last step but one.
 
-    If the loader has ``state_dict()`` and ``load_state_dict()``, so has the prefetcher: the state is that of the batches
-    delivered, whatever has been looked ahead, in the loader's own format, and a copy. A state that is loaded rules the
-    next pass. Every other attribute (``dataset``, ``sampler``, ``batch_size``, ...) is the loader's.
+    If the loader has ``state_dict()`` and ``load_state_dict()``, so has the prefetcher: the state is that of the
+    batches delivered, whatever has been looked ahead, in the loader's own format, and a copy. A state that is loaded
+    rules the next pass. Every other attribute (``dataset``, ``sampler``, ``batch_size``, ...) is the loader's.
 
     Several passes can be open at once, if the loader's can. If it has only one iterator (``persistent_workers=True``),
     the older pass raises ``PrefetchError``.
@@ -66,15 +70,16 @@ class CUDAPrefetcher(Generic[T]):
             index ("cuda") means the device that is current now. An index means that accelerator.
         prefetch_batches: How many batches may be on the device, or on their way, beyond the one in use. With 0 there
             is no look-ahead: the loader is asked for a batch when the caller asks.
-        background: Whether a thread advances the loader, copies and transforms, one for each pass: a batch that is ready
-            is then handed over whatever the next one takes. It may load one batch more than the look-ahead, and draws
-            random numbers beside the loop. ``None``: exactly where that cannot change results, which is for a
+        background: Whether a thread advances the loader, copies and transforms, one for each pass: a batch that is
+            ready is then handed over whatever the next one takes. It may load one batch more than the look-ahead, and
+            draws random numbers beside the loop. Grad and inference mode, autocast and the default device in it are
+            those of the first ``next()``. ``None``: exactly where a thread cannot change results, which is for a
             ``DataLoader`` with worker processes and torch's own samplers, without a ``transform``, on an accelerator.
         memory: Who owns the device memory. ``"record_stream"``: it is allocated on the side stream, and
             ``Tensor.record_stream`` keeps it from being reused before the consumer's kernels are done. [2]_
-        pin_memory: Leaves that could only be copied synchronously, from pageable memory or from pinned memory with gaps,
-            are staged through pinned buffers, which are reused. If false they are copied as they are. Either way the
-            first leaf in pageable memory is named in one ``PrefetchWarning``.
+        pin_memory: Leaves that could only be copied synchronously, from pageable memory or from pinned memory with
+            gaps, are staged through pinned buffers, which are reused. If false they are copied as they are. Either way
+            the first leaf in pageable memory is named in one ``PrefetchWarning``.
         transform: Called on each device batch, on the side stream, under ``torch.no_grad``. Its result takes the
             batch's place; the tensors in its containers and in the stored attributes of its objects are protected,
             others (in an iterator, a closure) are not. Tensors that it closes over are waited for when a pass starts,
@@ -166,7 +171,7 @@ class CUDAPrefetcher(Generic[T]):
         )
         self._background = background
         self._lane: Lane | None = None
-        self._passes: weakref.WeakSet[Epoch[T]] = weakref.WeakSet()
+        self._passes: Members[Epoch[T]] = Members()
         self._state = LoaderState(loader)
         if self._state.is_kept():
             # Not methods of the class: who looks for them (torch.distributed.checkpoint, for one) must find them only
@@ -184,31 +189,39 @@ class CUDAPrefetcher(Generic[T]):
 
         The iterator has a method ``close()``, which ends the pass early; letting go of the iterator does the same.
         """
-        if _has_one_iterator(self._loader):  # which an earlier pass must let go of before it starts again
-            self._supersede(None)
+        loader = self._loader
+        if _has_one_iterator(loader):  # which an earlier pass must let go of before it starts again
+            for epoch in _open_passes.alive():
+                if epoch.loader is loader:
+                    epoch.supersede(None)
         self._state.new_pass()
-        iterator = iter(self._loader)
-        self._supersede(iterator)
-        epoch = self._new_epoch(iterator)
-        self._passes.add(epoch)
-        return epoch
-
-    def _supersede(self, iterator: Iterator[Any] | None) -> None:
-        for epoch in list(self._passes):
+        iterator = iter(loader)
+        for epoch in _open_passes.alive():
             epoch.supersede(iterator)
+        new = self._new_epoch(iterator)
+        new.loader = loader
+        _open_passes.add(new)
+        self._passes.add(new)
+        return new
 
     def _new_epoch(self, iterator: Iterator[Any]) -> Epoch[T]:
         background = self._background
         if background is None:
             background = has_streams(self._device) and not self._transfer.has_transform and _loads_apart(self._loader)
-        if not background and not has_streams(self._device):
+        is_plain = not background and not has_streams(self._device)
+        look_ahead = 0 if is_plain else self._prefetch_batches
+        state = self._state.track(looks_ahead=look_ahead > 0)
+        if is_plain:
             return PlainEpoch(iterator, self._transfer)
         if self._lane is None:
             with _lane_lock:  # two threads may start the first pass
                 if self._lane is None:
                     self._lane = new_lane(self._transfer, self._prefetch_batches)
-        state = self._state.track(looks_ahead=self._prefetch_batches > 0)
-        return AheadEpoch(iterator, self._lane, self._prefetch_batches, background=background, state=state)
+        lane = self._lane
+        issue = partial(lane.issue, started=lane.start_pass())
+        if background:
+            return AheadEpoch(lane, BackgroundFeeder(iterator, issue, look_ahead, state, lane.caller_state))
+        return AheadEpoch(lane, InlineFeeder(iterator, issue, look_ahead, state))
 
     def close(self) -> None:
         """End every pass that is open. A later loop starts a new one; leaving a ``with`` block does the same.
@@ -216,7 +229,7 @@ class CUDAPrefetcher(Generic[T]):
         Waits some seconds for a background thread whose loader is at work; a loader that is stuck costs a
         ``PrefetchWarning``.
         """
-        for epoch in list(self._passes):
+        for epoch in self._passes.alive():
             epoch.close()
 
     def __enter__(self) -> CUDAPrefetcher[T]:
@@ -266,7 +279,7 @@ class CUDAPrefetcher(Generic[T]):
         return self.__dict__ | {"_lane": None, "_passes": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _passes=weakref.WeakSet())
+        self.__dict__.update(state, _passes=Members())
 
 
 def _has_one_iterator(loader: Any) -> bool:

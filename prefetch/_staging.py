@@ -103,4 +103,7 @@ def _staged(source: torch.Tensor) -> torch.Tensor:
     strides = source.stride() if _is_dense(source) else source.to("meta").stride()
     # Said, since torch.set_default_device would change it.
     buffer = torch.empty_strided(source.shape, strides, dtype=source.dtype, device=HOST, pin_memory=True)
-    return buffer.copy_(source)
+    try:
+        return buffer.copy_(source)
+    except NotImplementedError:  # of types such as uint4 torch copies whole dense blocks only
+        return source

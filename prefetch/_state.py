@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -45,8 +46,10 @@ class LoaderState:
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
-        self._lock = threading.Lock()  # a background thread takes snapshots; a load must not come in between
         self._pass = 0
+        # A background thread takes snapshots, and a load must not come in between.
+        self._lock = threading.RLock()
+        self._process = os.getpid()
         self._delivered: Snapshot | None = None
 
     def is_kept(self) -> bool:
@@ -59,40 +62,54 @@ class LoaderState:
 
         After the last batch the pass is not over yet; once the loop has ended, it is.
         """
-        with self._lock:
-            if self._delivered is None:
-                return copy.deepcopy(self._loader.state_dict())
-            return self._delivered.copied()
+        delivered = self._delivered
+        return copy.deepcopy(self._loader.state_dict()) if delivered is None else delivered.copied()
 
     def load_state_dict(self, state: Any) -> None:
         """Let the next pass start from ``state``, which is copied. A pass that is open goes on as it was."""
-        with self._lock:
-            self._loader.load_state_dict(copy.deepcopy(state))
+        state = copy.deepcopy(state)
+        snapshot = Snapshot(lambda: state)
+        with self._own_lock():
+            self._loader.load_state_dict(state)
             self._pass += 1
-            self._delivered = Snapshot(lambda: state)
+            self._delivered = snapshot
 
     def new_pass(self) -> None:
         """Before a pass starts: earlier ones do not count any more."""
-        with self._lock:
+        with self._own_lock():
             self._pass += 1
-            self._delivered = None
 
     def track(self, *, looks_ahead: bool) -> PassState:
         """For the pass that has just started."""
         tracked = PassState(self, self._pass if looks_ahead and self.is_kept() else None)
-        tracked.delivered(tracked.fetched())
+        self._delivered = tracked.fetched()
         return tracked
 
-    def take(self, number: int) -> Snapshot | None:
-        """A snapshot for a pass; ``None`` if the loader's state is not that of this pass any more."""
-        with self._lock:
+    def take(self, number: int, is_over: Callable[[], bool]) -> Snapshot | None:
+        """A snapshot for a pass; ``None`` if the loader's state is not that of this pass any more, or if it is over.
+
+        Never waits for long without a look at ``is_over``: a thread that has the lock may be waiting, in a finalizer,
+        for the one that calls this.
+        """
+        lock = self._own_lock()
+        while not lock.acquire(timeout=0.05):
+            if is_over():
+                return None
+        try:
             return Snapshot(self._loader.state_dict) if number == self._pass else None
+        finally:
+            lock.release()
 
     def advance(self, number: int, snapshot: Snapshot | None) -> None:
         """Make a snapshot the state, if the pass is the newest."""
-        with self._lock:
+        with self._own_lock():
             if number == self._pass and snapshot is not None:
                 self._delivered = snapshot
+
+    def _own_lock(self) -> threading.RLock:
+        if self._process != os.getpid():  # a forked process may have got it locked, and nobody there to release it
+            self._lock, self._process = threading.RLock(), os.getpid()
+        return self._lock
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_loader": self._loader, "_delivered": self._delivered}
@@ -111,9 +128,9 @@ class PassState:
         self._owner = owner
         self._number = number
 
-    def fetched(self) -> Snapshot | None:
+    def fetched(self, is_over: Callable[[], bool] = lambda: False) -> Snapshot | None:
         """To be called after each answer of the loader: what is to be passed on with it."""
-        return None if self._number is None else self._owner.take(self._number)
+        return None if self._number is None else self._owner.take(self._number, is_over)
 
     def delivered(self, snapshot: Snapshot | None) -> None:
         """To be called when the answer is handed to the consumer."""

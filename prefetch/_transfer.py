@@ -94,7 +94,8 @@ class Transfer:
             moved = walk(batch, move)
         except RecursionError as error:
             raise PrefetchError("a container in the batch holds itself: give it a method .to(device)") from error
-        self._staging.name_pageable(batch)
+        finally:
+            self._staging.name_pageable(batch)
         if self._transform is None:
             return moved, move.tensors
         with torch.no_grad():

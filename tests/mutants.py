@@ -93,7 +93,13 @@ MUTANTS = [
         "        self._memory.make_room()\n        self._stream.wait_stream(current_stream(self._device))\n",
         "tests/test_streams.py",
     ),
-    Mutant("run-ahead not bounded", "_memory", "step.synchronize()", "pass", "tests/test_memory.py"),
+    Mutant(
+        "run-ahead not bounded",
+        "_memory",
+        "self._steps.popleft().synchronize()",
+        "self._steps.popleft()",
+        "tests/test_memory.py",
+    ),
     Mutant(
         "run-ahead bound too tight",
         "_memory",
@@ -209,7 +215,7 @@ MUTANTS = [
     Mutant(
         "host batch never released",
         "_memory",
-        "if not self._held or not self._held[0][0].query():",
+        "if first is None or not first[0].query():",
         "if True:",
         "tests/test_memory.py",
     ),
@@ -337,8 +343,8 @@ MUTANTS = [
     Mutant(
         "host batches unbounded under errors",
         "_memory",
-        "for copied in waits_for:",
-        "for copied in []:",
+        "for copied, _ in held[: len(held) - self._limit + 1]:",
+        "for copied, _ in []:",
         "tests/test_memory.py",
     ),
     Mutant(
@@ -368,8 +374,8 @@ MUTANTS = [
     Mutant(
         "state of the look-ahead",
         "_state",
-        "return self._delivered.copied()",
-        "return copy.deepcopy(self._loader.state_dict())",
+        "copy.deepcopy(self._loader.state_dict()) if delivered is None else delivered.copied()",
+        "copy.deepcopy(self._loader.state_dict())",
         "tests/test_state.py",
     ),
     Mutant(
@@ -389,9 +395,9 @@ MUTANTS = [
     Mutant(
         "batch held back",
         "_background",
-        "self.ready.put(Item(self._issue(batch), None, snapshot))",
+        "self._put(position, Item(self._issue(batch), None, snapshot))",
         "self.held = [*getattr(self, 'held', []), Item(self._issue(batch), None, snapshot)]\n"
-        "                [self.ready.put(self.held.pop(0)) for _ in self.held[1:]]",
+        "                    [self._put(position, self.held.pop(0)) for _ in self.held[1:]]",
         "tests/test_background.py",
     ),
     Mutant(
@@ -404,8 +410,8 @@ MUTANTS = [
     Mutant(
         "thread runs ahead",
         "_background",
-        "if not self._is_asked_for(position + 1 - look_ahead):",
-        "if self.is_stopped:",
+        "if self._is_asked_for(position + 1 - look_ahead):",
+        "if not self.is_stopped:",
         "tests/test_background.py",
     ),
     Mutant(
@@ -432,14 +438,14 @@ MUTANTS = [
     Mutant(
         "thread not told to stop",
         "_background",
-        "self.requests.put(False)",
-        "pass",
+        "        self.is_stopped = True\n        self._requests.ring()",
+        "        self.is_stopped = True",
         "tests/test_background.py",
     ),
     Mutant(
         "error in the thread lost",
         "_background",
-        "self.ready.put(Item(None, error, snapshot or self._state.fetched()))",
+        "self._put(position, Item(None, error, snapshot or self._snapshot()))",
         "pass",
         "tests/test_sequence.py -k TestErrors",
     ),
@@ -516,21 +522,21 @@ MUTANTS = [
     Mutant(
         "state overwritten by an open pass",
         "_state",
-        "self._loader.load_state_dict(copy.deepcopy(state))\n            self._pass += 1",
-        "self._loader.load_state_dict(copy.deepcopy(state))",
+        "self._loader.load_state_dict(state)\n            self._pass += 1",
+        "self._loader.load_state_dict(state)",
         "tests/test_state.py -k TestSnapshots",
     ),
     Mutant(
         "state of an older pass",
         "_state",
-        "        with self._lock:\n            self._pass += 1\n            self._delivered = None",
-        "        with self._lock:\n            self._delivered = None",
+        "            self._pass += 1\n\n    def track",
+        "            pass\n\n    def track",
         "tests/test_state.py -k TestSnapshots",
     ),
     Mutant(
         "no state at the start",
         "_state",
-        "tracked.delivered(tracked.fetched())",
+        "self._delivered = tracked.fetched()",
         "pass",
         "tests/test_state.py -k TestSnapshots",
     ),
@@ -581,14 +587,14 @@ MUTANTS = [
     Mutant(
         "overtaken pass not told",
         "_prefetcher",
-        "        self._supersede(iterator)\n",
-        "",
+        "            epoch.supersede(iterator)\n",
+        "            pass\n",
         "tests/test_end.py -k Overtaken",
     ),
     Mutant(
         "overtaken pass still at work",
         "_prefetcher",
-        "self._supersede(None)",
+        "epoch.supersede(None)",
         "pass",
         "tests/test_end.py -k Overtaken",
     ),
@@ -612,6 +618,42 @@ MUTANTS = [
         'if "torch._dynamo" not in sys.modules:',
         "if True:",
         "tests/test_compile.py",
+    ),
+    Mutant(
+        "overtaken by another prefetcher",
+        "_prefetcher",
+        "for epoch in _open_passes.alive():\n            epoch",
+        "for epoch in self._passes.alive():\n            epoch",
+        "tests/test_end.py -k Overtaken",
+    ),
+    Mutant(
+        "interrupted hand-over forgotten",
+        "_background",
+        "        self._next = position + 1\n        work.ready.popleft()\n",
+        "",
+        "tests/test_background.py -k ctrl_c",
+    ),
+    Mutant("state waits for ever", "_state", "if is_over():", "if False:", "tests/test_state.py -k Locks"),
+    Mutant(
+        "state locked in a forked process",
+        "_state",
+        "if self._process != os.getpid():",
+        "if False:",
+        "tests/test_state.py -k Locks",
+    ),
+    Mutant(
+        "released twice",
+        "_memory",
+        "if self._held and self._held[0] is first:",
+        "if self._held:",
+        "tests/test_memory.py -k within_a_release",
+    ),
+    Mutant(
+        "kept error keeps a batch",
+        "_background",
+        "                del batch\n                failed = False",
+        "                failed = False",
+        "tests/test_background.py -k kept_error",
     ),
 ]
 

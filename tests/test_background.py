@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import sys
 import threading
+import time
+import weakref
 from collections.abc import Iterator
 from queue import SimpleQueue
 from typing import Any
@@ -14,6 +18,9 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, Sampler, SequentialSampler, TensorDataset
 
 from prefetch import CUDAPrefetcher, PrefetchError, PrefetchWarning
+from prefetch._background import _Bell
+from prefetch._lane import SideStreamLane
+from prefetch._state import PassState
 from tests.helpers import Numbered, numbered
 
 ACCELERATOR = torch.accelerator
@@ -56,18 +63,25 @@ def test_a_ready_batch_is_handed_over(sim: Any, device: str, prefetch_batches: i
 
 
 class Asked:
-    """Remembers how far beyond the caller's requests it was asked."""
+    """Counts the batches that it was asked for."""
 
-    def __init__(self) -> None:
-        self.requested = 0
-        self.excess: list[int] = []
-        self.answered: SimpleQueue[int] = SimpleQueue()
+    asked = 0
 
     def __iter__(self) -> Iterator[int]:
         for position in range(12):
-            self.excess.append(position + 1 - self.requested)
-            self.answered.put(position)
+            self.asked += 1
             yield position
+
+
+def wait_until_idle(thread: threading.Thread) -> None:
+    """Until a background thread has done all that it may, and waits to be asked for more, or has ended."""
+    while thread.is_alive():
+        frame = sys._current_frames().get(thread.ident or 0)
+        if frame is not None and frame.f_code is _Bell.wait.__code__ and frame.f_back is not None:
+            waiting = frame.f_back.f_locals  # of _is_asked_for
+            if waiting["self"]._asked_for < waiting["count"]:
+                return
+        time.sleep(0)
 
 
 @DEVICES
@@ -77,14 +91,25 @@ def test_look_ahead(sim: Any, device: str, prefetch_batches: int) -> None:
     loader = Asked()
     iterator = iter(CUDAPrefetcher(loader, device, prefetch_batches=prefetch_batches, background=True))
     ahead = prefetch_batches + 1 if prefetch_batches else 0
-    answered = 0
     for position in range(12):
-        loader.requested += 1
         assert next(iterator) == position
-        while answered < min(position + 1 + ahead, 12):  # the thread gets as far as it may
-            loader.answered.get(timeout=PATIENCE_S)
-            answered += 1
-    assert max(loader.excess) == ahead
+        for thread in feeding_threads():
+            wait_until_idle(thread)
+        assert loader.asked == min(position + 1 + ahead, 12)
+
+
+@DEPTHS
+def test_copies_ahead(sim: Any, prefetch_batches: int) -> None:
+    """Copied are the batch in use and prefetch_batches more; the one in hand is still on the host."""
+    iterator = iter(CUDAPrefetcher(numbered(9), "sim", prefetch_batches=prefetch_batches, background=True))
+    copies = 0
+    for position in range(9):
+        assert next(iterator)[0].item() == position + 1
+        for thread in feeding_threads():
+            wait_until_idle(thread)
+        ACCELERATOR.synchronize()
+        copies += [span.name for span in sim.trace()].count("copy_h2d")
+        assert copies == min(position + 1 + prefetch_batches, 9)
 
 
 class Endless(IterableDataset[torch.Tensor]):
@@ -208,8 +233,8 @@ class TestCallersState:
         """What the caller's stream still computes when the pass starts is awaited before a thread reads it."""
         any_sim.configure(kernel_us=2000)
         batches = [torch.full((1 << 14,), float(i), device="sim") * 2 for i in range(4)]
-        prefetcher = CUDAPrefetcher(batches, "sim", background=True, transform=lambda batch: batch + 1)
-        assert [batch.mean().item() for batch in prefetcher] == [1.0, 3.0, 5.0, 7.0]
+        prefetcher = CUDAPrefetcher(batches, "sim", background=True, dtype=torch.float64)
+        assert [batch.mean().item() for batch in prefetcher] == [0.0, 2.0, 4.0, 6.0]
         assert any_sim.races() == []
 
     def test_random_draws_without_look_ahead(self, sim: Any) -> None:
@@ -259,6 +284,58 @@ class TestErrors:
             next(iterator)
         interrupted.set()
         assert list(iterator) == [1, 2]
+
+    @DEPTHS
+    def test_ctrl_c_at_the_wrong_moment(self, monkeypatch: pytest.MonkeyPatch, prefetch_batches: int) -> None:
+        """Interrupted again and again while a batch is being handed over, the loop neither hangs nor loses any."""
+        interrupts = iter([False, True, True, False, True] * 9)
+        real = PassState.delivered
+
+        def delivered(state: PassState, snapshot: Any) -> None:
+            real(state, snapshot)
+            if next(interrupts):
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(PassState, "delivered", delivered)
+        got: list[int] = []
+        iterator = iter(CUDAPrefetcher(range(12), "cpu", prefetch_batches=prefetch_batches, background=True))
+        while len(got) < 12:
+            with contextlib.suppress(KeyboardInterrupt):
+                got.append(next(iterator))
+        assert got == list(range(12))
+
+    def test_kept_error_keeps_no_batch(self) -> None:
+        """An error that the caller keeps does not keep what was in the thread's hand when the pass ended."""
+        made: list[weakref.ref[torch.Tensor]] = []
+
+        class Loader(Iterator[torch.Tensor]):
+            def __next__(self) -> torch.Tensor:
+                if len(made) == 1:
+                    made.append(made[0])
+                    raise ValueError("one")
+                batch = torch.ones(len(made) + 1)
+                made.append(weakref.ref(batch))
+                return batch
+
+        iterator: Any = iter(CUDAPrefetcher(Loader(), "cpu", prefetch_batches=1, background=True))
+        next(iterator)
+        with pytest.raises(ValueError, match="one") as kept:
+            next(iterator)
+        next(iterator)
+        iterator.close()
+        assert [ref() for ref in made] == [None] * len(made)
+        assert kept.value.__traceback__ is not None
+
+    def test_pass_that_cannot_start(self, sim: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The error is the device's, and nothing else is complained about."""
+
+        def fails(lane: SideStreamLane) -> Any:
+            raise RuntimeError("device lost")
+
+        prefetcher = CUDAPrefetcher(numbered(2), "sim", background=True)
+        monkeypatch.setattr(SideStreamLane, "start_pass", fails)
+        with pytest.raises(RuntimeError, match="device lost"):
+            iter(prefetcher)
 
     @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
     def test_in_a_forked_process(self) -> None:

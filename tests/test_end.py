@@ -129,7 +129,8 @@ class Stuck:
 
 import prefetch._background
 prefetch._background._JOIN_S = 0.2
-open_passes = [iter(CUDAPrefetcher(Stuck(), device, background=True, prefetch_batches=1)) for device in ("cpu", "sim")]
+devices = ("cpu", "sim", "cpu")
+open_passes = [iter(CUDAPrefetcher(Stuck(), device, background=True, prefetch_batches=1)) for device in devices]
 for iterator in open_passes:
     next(iterator)
 """,
@@ -261,6 +262,19 @@ class TestOvertaken:
             older.close()
         iter(prefetcher)
         assert list(older) == []
+
+    @FEEDERS
+    def test_by_another_prefetcher(self, sim: Any, background: bool) -> None:
+        """Also when the loader is wrapped anew for each epoch, and the older wrapper is still at work."""
+        data = TensorDataset(torch.arange(12))
+        loader = DataLoader(data, batch_size=2, num_workers=2, persistent_workers=True, pin_memory=True)
+        for _ in range(4):
+            older = iter(CUDAPrefetcher(loader, "sim", background=background))
+            assert next(older)[0].tolist() == [0, 1]
+            newer = CUDAPrefetcher(loader, "sim", background=background)
+            assert [batch[0].tolist() for batch in newer] == [[2 * i, 2 * i + 1] for i in range(6)]
+            with pytest.raises(PrefetchError, match="a later pass has taken over"):
+                next(older)
 
     def test_independent_passes_stay_so(self, sim: Any) -> None:
         """A loader that makes an iterator for each pass has independent ones."""

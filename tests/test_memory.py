@@ -16,6 +16,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import DataLoader, Dataset
 
 from prefetch import CUDAPrefetcher
+from prefetch._memory import Sources
 from prefetch._search import tensors_on
 from tests.helpers import Numbered, run_python
 
@@ -492,6 +493,40 @@ class TestReferences:
         assert source.last() is None
 
 
+class Copied:
+    """Stands for the event of a copy."""
+
+    def __init__(self, done: bool, also: Any = None) -> None:
+        self.done = done
+        self.also = also
+
+    def query(self) -> bool:
+        """Like a moment at which the garbage collector runs a finalizer."""
+        if self.also is not None:
+            also, self.also = self.also, None
+            also()
+        return self.done
+
+    def synchronize(self) -> None:
+        """Nothing is waited for."""
+
+
+def test_host_batches_released_within_a_release() -> None:
+    """A finalizer that interrupts the release of host batches releases no batch whose copy still runs."""
+    sources = Sources(limit=9)
+    batches = [torch.ones(i + 1) for i in range(2)]
+    alive = [weakref.ref(batch) for batch in batches]
+    first: Any = Copied(done=True, also=sources.release)
+    second: Any = Copied(done=False)
+    sources.hold(batches[0], first)
+    sources.hold(batches[1], second)
+    del batches
+    sources.release()
+    assert [ref() is not None for ref in alive] == [False, True]
+    with sources._lock:  # where a finalizer can interrupt, too
+        sources.release()
+
+
 class OneBad(Dataset[torch.Tensor]):
     """Fails on one sample."""
 
@@ -524,6 +559,7 @@ from tests.helpers import Numbered, run_python
 simulator.load()
 simulator.configure(latency_us=200_000)
 from prefetch import CUDAPrefetcher
+from prefetch._memory import Sources
 from prefetch._search import tensors_on
 
 prefetcher = CUDAPrefetcher(Numbered(4), "sim", transform=lambda batch: batch)

@@ -20,7 +20,7 @@ LAYERS = [
     ["_feeder", "_transfer", "_memory"],
     ["_batch", "_staging", "_state"],
     ["_search", "_device"],
-    ["_rebuild", "_compiler"],
+    ["_rebuild", "_compiler", "_members"],
     ["_registered", "_errors"],
 ]
 

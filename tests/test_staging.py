@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import warnings
+import weakref
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -12,7 +14,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from prefetch import CUDAPrefetcher, PrefetchWarning
+from prefetch import CUDAPrefetcher, PrefetchError, PrefetchWarning
 
 ACCELERATOR = torch.accelerator
 SIZE = 1 << 19  # 2 MiB of floats
@@ -125,6 +127,38 @@ def test_arrives_as_with_to(sim: Any, view: str, pinned: bool) -> None:
     assert (type(got), got.dtype, got.shape, got.stride()) == (type(want), want.dtype, want.shape, want.stride())
     assert got.requires_grad == source.requires_grad
     assert torch.equal(got.detach().cpu().resolve_conj(), source.detach().resolve_conj().resolve_neg())
+
+
+@pytest.mark.filterwarnings("ignore::prefetch.PrefetchWarning")
+def test_types_that_cannot_be_copied_on_the_host(sim: Any) -> None:
+    """Types for which torch has no copy from tensor to tensor arrive as .to() brings them."""
+    uint4: torch.dtype = torch.uint4  # type: ignore[attr-defined] # torch's types do not know it
+    (got,) = CUDAPrefetcher([torch.arange(8, dtype=torch.uint8).view(uint4)], "sim")
+    assert got.dtype == uint4
+    assert got.view(torch.uint8).tolist() == list(range(8))
+
+
+def test_batch_that_cannot_be_remade(sim: Any) -> None:
+    """Its pageable leaf is named, and not kept."""
+
+    class Odd(list[Any]):
+        def __init__(self) -> None:
+            super().__init__()
+
+        def __copy__(self) -> Any:
+            raise TypeError("no copies")
+
+    batch = {"odd": Odd()}
+    batch["odd"].append(torch.ones(3))
+    leaf = weakref.ref(batch["odd"][0])
+    iterator = iter(CUDAPrefetcher([batch, 1], "sim", prefetch_batches=0))
+    with pytest.raises(PrefetchError, match="cannot be made"):
+        next(iterator)
+    batch.clear()
+    gc.collect()
+    assert leaf() is None
+    with pytest.warns(PrefetchWarning, match=r'^batch\["odd"\]\[0\] '):
+        next(iterator)
 
 
 @FEEDERS

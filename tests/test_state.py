@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import itertools
+import os
 import pickle
+import signal
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -292,12 +294,60 @@ class TestSnapshots:
                 seen.append(prefetcher.state_dict())
 
         watcher = threading.Thread(target=watch)
+        lists(prefetcher)
         watcher.start()
         for _ in range(5):
             lists(prefetcher)
         is_over.set()
         watcher.join()
         assert all(state["log"][-1:] in ([], [(state["position"] or LENGTH) - 1]) for state in seen)
+
+
+class TestLocks:
+    """Who waits for whom."""
+
+    def test_close_while_the_state_is_busy(self) -> None:
+        """A pass ends at once though its thread wants what the closing thread holds, as in a finalizer."""
+        is_asked = threading.Event()
+
+        class Slow(Counter):
+            def __iter__(self) -> Iterator[torch.Tensor]:
+                yield from itertools.islice(super().__iter__(), 1)
+                is_asked.set()
+                yield torch.tensor([1])
+
+        prefetcher: Any = CUDAPrefetcher(Slow(), "cpu", prefetch_batches=1, background=True)
+        iterator: Any = iter(prefetcher)
+        with prefetcher._state._own_lock():
+            consumer = threading.Thread(target=lambda: next(iterator, None))
+            consumer.start()
+            iterator.close()  # would warn, which is an error here
+        consumer.join(60)
+        assert not [thread for thread in threading.enumerate() if thread.name == "cuda-prefetcher"]
+
+    @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+    def test_fork_while_the_state_is_busy(self) -> None:
+        """A forked process can ask for the state, and start a pass, though a thread was at it when it was forked."""
+        prefetcher: Any = CUDAPrefetcher(Counter(), "cpu", background=True)
+        next(iter(prefetcher))
+        is_held, may_go = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with prefetcher._state._own_lock():
+                is_held.set()
+                assert may_go.wait(60)
+
+        holder = threading.Thread(target=hold)
+        holder.start()
+        assert is_held.wait(60)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(30)  # ends the process if it hangs
+            prefetcher.load_state_dict({"position": 4, "log": []})
+            os._exit(len(list(prefetcher)))
+        may_go.set()
+        holder.join(60)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
 
 
 class TestPresence:
