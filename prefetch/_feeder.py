@@ -104,15 +104,15 @@ class InlineFeeder(Feeder[Issued]):
         if not queue:
             raise superseded() if self._is_superseded else StopIteration
         self._state.delivered(queue[0].snapshot)
+        if queue[0].error is None:
+            return queue.popleft().issued  # type: ignore[no-any-return]
         if queue[0].is_end:
             raise StopIteration
-        if queue[0].error is not None:
-            error: Any = queue.popleft().error
-            try:
-                raise error
-            finally:
-                del error  # its traceback holds this frame
-        return queue.popleft().issued  # type: ignore[no-any-return]
+        error: Any = queue.popleft().error
+        try:
+            raise error
+        finally:
+            del error  # its traceback holds this frame
 
     def close(self) -> None:
         """See :meth:`Feeder.close`."""

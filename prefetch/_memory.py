@@ -44,8 +44,11 @@ class RecordStream:
     def make_room(self) -> None:
         """Wait, on the host, until the next batch may be allocated."""
         while len(self._steps) > _UNFINISHED_STEPS:
-            with contextlib.suppress(IndexError):  # another pass, in another thread, was quicker
-                self._steps.popleft().synchronize()
+            try:
+                step = self._steps.popleft()
+            except IndexError:  # another pass, in another thread, was quicker
+                return
+            step.synchronize()
 
     def hand_over(self, tensors: Iterable[torch.Tensor], consumer: torch.Stream) -> None:
         """Give a batch's memory to the work that ``consumer`` will queue on it."""
@@ -90,8 +93,11 @@ class Sources:
     def release(self) -> None:
         """Drop those whose copies are done."""
         while True:
-            first = next(iter(self._held), None)
-            if first is None or not first[0].query():
+            try:
+                first = self._held[0]
+            except IndexError:
+                return
+            if not first[0].query():
                 return
             with self._lock:
                 if self._held and self._held[0] is first:  # no other thread, and no finalizer, was quicker

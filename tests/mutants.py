@@ -96,8 +96,8 @@ MUTANTS = [
     Mutant(
         "run-ahead not bounded",
         "_memory",
-        "self._steps.popleft().synchronize()",
-        "self._steps.popleft()",
+        "step.synchronize()",
+        "pass",
         "tests/test_memory.py",
     ),
     Mutant(
@@ -215,7 +215,7 @@ MUTANTS = [
     Mutant(
         "host batch never released",
         "_memory",
-        "if first is None or not first[0].query():",
+        "if not first[0].query():",
         "if True:",
         "tests/test_memory.py",
     ),
@@ -573,8 +573,8 @@ MUTANTS = [
     Mutant(
         "gaps in pinned memory not staged",
         "_staging",
-        "            if _is_dense(source):\n                return source",
-        "            return source",
+        "if (source.layout is torch.strided and source.is_contiguous()) or _is_dense(source):",
+        "if True:",
         "tests/test_staging.py -k noticed",
     ),
     Mutant(
