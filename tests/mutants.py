@@ -552,7 +552,7 @@ MUTANTS = [
         "_staging",
         "return _staged(source) if self._pins",
         "return _staged(source) if False",
-        "tests/test_staging.py -k blocks_once",
+        "tests/test_staging.py -k host_does_not_wait",
     ),
     Mutant(
         "staging buffer overwritten",
@@ -575,7 +575,7 @@ MUTANTS = [
         "_staging",
         "if (source.layout is torch.strided and source.is_contiguous()) or _is_dense(source):",
         "if True:",
-        "tests/test_staging.py -k noticed",
+        "tests/test_staging.py -k gaps",
     ),
     Mutant(
         "pageable memory told of each time",
