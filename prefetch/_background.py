@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import threading
 import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from prefetch._device import CallerState
@@ -111,8 +112,12 @@ class _Bell:
             self._rings.put(None)
 
     def wait(self) -> None:
-        """Until it is rung, or has been since the last time; what is new must be looked for."""
-        self._rings.get()
+        """Until it is rung, or has been since the last time, or for a second; what is new must be looked for.
+
+        A signal that comes just before the wait begins, on Windows any signal, does not end it: hence the second.
+        """
+        with contextlib.suppress(Empty):
+            self._rings.get(timeout=1)
 
 
 class _Work:
