@@ -249,6 +249,14 @@ class TestCallersState:
         assert loop(CUDAPrefetcher(loader, "cpu", prefetch_batches=0, background=True)) == loop(loader)
 
 
+@pytest.fixture
+def interrupts_raise() -> Iterator[None]:
+    """Ctrl-C raises KeyboardInterrupt, though these tests may run in a background job, where it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 class TestErrors:
     """Nothing that goes wrong in the thread is lost, or hangs the loop."""
 
@@ -267,7 +275,7 @@ class TestErrors:
             next(iterator)
         assert list(iterator) == []
 
-    def test_ctrl_c_loses_nothing(self) -> None:
+    def test_ctrl_c_loses_nothing(self, interrupts_raise: None) -> None:
         """Interrupted while it waits for the loader, the loop can go on with the very batch it waited for."""
         interrupted = threading.Event()
 

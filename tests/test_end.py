@@ -81,6 +81,8 @@ for prefetcher in prefetchers():
     assert not [thread for thread in threading.enumerate() if thread.name == "cuda-prefetcher"]
 """,
     "Ctrl-C in the loader": """
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
+
 class Interrupted:
     def __iter__(self):
         yield torch.zeros(2).pin_memory()
