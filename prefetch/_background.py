@@ -7,22 +7,22 @@ import contextlib
 import os
 import threading
 import time
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from prefetch._device import CallerState
-from prefetch._errors import PrefetchError, PrefetchWarning
+from prefetch._errors import PrefetchError
 from prefetch._feeder import Feeder, Issued, Item, clear_frames, superseded
 from prefetch._members import Members
 from prefetch._state import PassState, Snapshot
 
-# How long the end of a pass waits for the loader to return from the batch that it is at. DataLoader gives its own
-# workers as long.
-_JOIN_S = 5.0
-_STUCK = f"the loader has not returned from a batch for {_JOIN_S:g} s"
+# How long the end of a pass waits for the loader to return from the batch that it is at. To leave it behind does no
+# harm: when it returns, its thread ends.
+_JOIN_S = 1.0
+# How long a new pass waits for it, if it is to use the same iterator.
+_TAKE_OVER_S = 60.0
 _END = Item(None, StopIteration(), None)
 
 
@@ -43,8 +43,9 @@ class BackgroundFeeder(Feeder[Issued]):
         look_ahead: int,
         state: PassState,
         caller_state: Callable[[], CallerState],
+        loader: Any,
     ) -> None:
-        self._work = _Work(iterator, issue, look_ahead, state)
+        self._work = _Work(iterator, issue, look_ahead, state, loader)
         self._state = state
         self._caller_state = caller_state
         self._next = 0  # the position of the batch that comes next
@@ -79,25 +80,17 @@ class BackgroundFeeder(Feeder[Issued]):
                 del error  # its traceback holds this frame
         return item.issued  # type: ignore[no-any-return]
 
-    def close(self) -> None:
-        """See :meth:`Feeder.close`; waits some seconds for a loader that is at work."""
-        if not self._is_stopped():
-            warnings.warn(
-                f"{_STUCK}; the pass ends without it, its thread when it returns", PrefetchWarning, stacklevel=3
-            )
+    def close(self) -> bool:
+        """See :meth:`Feeder.close`; waits a moment for a loader that is at work."""
+        is_closed, self._is_closed = self._is_closed, True
+        return is_closed or self._work.stop()
 
     def supersede(self, iterator: Iterator[Any] | None) -> None:
         """See :meth:`Feeder.supersede`."""
         held = self._work.iterator
         if held is not None and (iterator is None or iterator is held):
             self._is_superseded = True
-            if not self._is_stopped():
-                raise PrefetchError(f"{_STUCK}, which an earlier pass has asked for: no other pass can start")
-
-    def _is_stopped(self) -> bool:
-        """Stop, unless that has been done; whether the thread is gone, or has been given up."""
-        is_closed, self._is_closed = self._is_closed, True
-        return is_closed or self._work.stop()
+            self.close()
 
 
 class _Bell:
@@ -123,8 +116,11 @@ class _Bell:
 class _Work:
     """What the thread does. It refers to nothing that its owner is part of."""
 
-    def __init__(self, iterator: Iterator[Any], issue: Callable[[Any], Any], look_ahead: int, state: PassState) -> None:
+    def __init__(
+        self, iterator: Iterator[Any], issue: Callable[[Any], Any], look_ahead: int, state: PassState, loader: Any
+    ) -> None:
         self.iterator: Iterator[Any] | None = iterator
+        self.loader = loader
         self.process = os.getpid()
         self.is_stopped = False
         self.ready: deque[tuple[int, Item]] = deque()
@@ -228,10 +224,26 @@ class _Work:
 _at_work: Members[_Work] = Members()
 
 
+def wait_for_threads(loader: Any) -> None:
+    """Before another pass uses a loader's only iterator: until no thread of an earlier one is asking it.
+
+    Raises:
+        PrefetchError: The loader does not return.
+    """
+    for work in _at_work.alive():
+        if work.loader is loader and work.process == os.getpid():
+            work.tell_to_stop()
+            if not work.join(_TAKE_OVER_S):
+                raise PrefetchError(
+                    f"an earlier pass has asked {loader!r} for a batch, and it has not returned for {_TAKE_OVER_S:g} "
+                    "s: no other pass can start with its only iterator"
+                )
+
+
 @atexit.register
 def _end_all() -> None:
     """Before the interpreter tears down what the threads are using: all of them, within the time of one."""
-    works = [work for work in _at_work.alive() if work.process == os.getpid()]
+    works = [work for work in _at_work.alive() if not work.is_stopped and work.process == os.getpid()]
     for work in works:
         work.tell_to_stop()
     end = time.monotonic() + _JOIN_S

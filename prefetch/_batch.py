@@ -93,8 +93,8 @@ def _untouched(node: Any, visitor: Visitor) -> Any:  # noqa: ARG001 - one signat
 
 
 def _registered(known: Registered, node: Any, visitor: Visitor) -> Any:
-    visited, changed = _visited_fields(known.flatten(node).items(), visitor)
-    return known.unflatten(node, visited) if changed else node
+    visited, changed = _visited_fields(known.parts(node).items(), visitor)
+    return known.remade(node, visited) if changed else node
 
 
 def _visited_fields(fields: Iterable[tuple[Any, Any]], visitor: Visitor) -> tuple[dict[Any, Any], bool]:

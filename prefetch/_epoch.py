@@ -29,17 +29,13 @@ class Epoch(Iterator[T]):
     def close(self) -> None:
         """End the pass: the loader's iterator and the batches on their way are dropped.
 
-        Waits some seconds for a background thread whose loader is at work; a loader that is stuck costs a
-        ``PrefetchWarning``.
+        Waits a moment for a background thread whose loader is at work; if it does not return, its thread ends when it
+        does, and a ``PrefetchWarning`` says so. (Letting go of the iterator says nothing.)
         """
 
     @abstractmethod
     def supersede(self, iterator: Iterator[Any] | None) -> None:
-        """Close, if more was to be asked of ``iterator`` (``None``: of any), for it is to serve another pass.
-
-        Raises:
-            PrefetchError: It is being asked, and does not return.
-        """
+        """Close, if more was to be asked of ``iterator`` (``None``: of any), for it is to serve another pass."""
 
 
 class AheadEpoch(Epoch[Any]):
@@ -65,7 +61,11 @@ class AheadEpoch(Epoch[Any]):
 
     def close(self) -> None:
         """See :meth:`Epoch.close`; copies under way go on, and keep their host batches."""
-        self._feeder.close()
+        if not self._feeder.close():
+            text = (
+                "the loader is still at work on a batch: the pass ends without it, its thread when the loader returns"
+            )
+            warnings.warn(text, PrefetchWarning, stacklevel=2)
         self._lane.end_pass()
 
     def supersede(self, iterator: Iterator[Any] | None) -> None:

@@ -64,16 +64,12 @@ class Feeder(ABC, Generic[Issued]):
         """
 
     @abstractmethod
-    def close(self) -> None:
-        """Let go of the loader's iterator and of all batches not taken."""
+    def close(self) -> bool:
+        """Let go of the loader's iterator and of all batches not taken; whether the loader is not at work any more."""
 
     @abstractmethod
     def supersede(self, iterator: Iterator[Any] | None) -> None:
-        """Close, if more was to be asked of ``iterator`` (``None``: of any), for it is to serve another pass.
-
-        Raises:
-            PrefetchError: It is being asked, and does not return.
-        """
+        """Close, if more was to be asked of ``iterator`` (``None``: of any), for it is to serve another pass."""
 
 
 class InlineFeeder(Feeder[Issued]):
@@ -114,12 +110,13 @@ class InlineFeeder(Feeder[Issued]):
         finally:
             del error  # its traceback holds this frame
 
-    def close(self) -> None:
+    def close(self) -> bool:
         """See :meth:`Feeder.close`."""
         self._iterator = None
         for item in self._queue:
             clear_frames(item)
         self._queue.clear()
+        return True
 
     def supersede(self, iterator: Iterator[Any] | None) -> None:
         """See :meth:`Feeder.supersede`."""

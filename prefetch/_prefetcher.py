@@ -11,7 +11,7 @@ from typing import Any, Generic, Literal, TypeVar, get_args, overload
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from prefetch._background import BackgroundFeeder
+from prefetch._background import BackgroundFeeder, wait_for_threads
 from prefetch._compiler import opaque
 from prefetch._device import has_streams, resolve
 from prefetch._epoch import AheadEpoch, Epoch, PlainEpoch
@@ -194,6 +194,7 @@ class CUDAPrefetcher(Generic[T]):
             for epoch in _open_passes.alive():
                 if epoch.loader is loader:
                     epoch.supersede(None)
+            wait_for_threads(loader)
         self._state.new_pass()
         iterator = iter(loader)
         for epoch in _open_passes.alive():
@@ -220,14 +221,15 @@ class CUDAPrefetcher(Generic[T]):
         lane = self._lane
         issue = partial(lane.issue, started=lane.start_pass())
         if background:
-            return AheadEpoch(lane, BackgroundFeeder(iterator, issue, look_ahead, state, lane.caller_state))
+            feeder = BackgroundFeeder(iterator, issue, look_ahead, state, lane.caller_state, self._loader)
+            return AheadEpoch(lane, feeder)
         return AheadEpoch(lane, InlineFeeder(iterator, issue, look_ahead, state))
 
     def close(self) -> None:
         """End every pass that is open. A later loop starts a new one; leaving a ``with`` block does the same.
 
-        Waits some seconds for a background thread whose loader is at work; a loader that is stuck costs a
-        ``PrefetchWarning``.
+        Waits a moment for a background thread whose loader is at work; if it does not return, its thread ends when it
+        does, and a ``PrefetchWarning`` says so.
         """
         for epoch in self._passes.alive():
             epoch.close()

@@ -5,14 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
+from prefetch._errors import PrefetchError
+
 B = TypeVar("B")
 
 
 class Registered(NamedTuple):
     """How to handle the objects of a class."""
 
+    kind: type
     flatten: Callable[[Any], Mapping[str, Any]]
     unflatten: Callable[[Any, dict[str, Any]], Any]
+
+    def parts(self, node: Any) -> Mapping[str, Any]:
+        """What ``flatten`` gives, if it is what it should be."""
+        parts = self.flatten(node)
+        if not isinstance(parts, Mapping):
+            raise PrefetchError(f"flatten of the registered {self.kind} must return a mapping by name, got {parts!r}")
+        return parts
+
+    def remade(self, node: Any, parts: dict[str, Any]) -> Any:
+        """What ``unflatten`` makes, if it is another object of the class."""
+        other = self.unflatten(node, parts)
+        if not isinstance(other, self.kind) or other is node:
+            raise PrefetchError(f"unflatten of the registered {self.kind} must return another one, got {other!r}")
+        return other
 
 
 _classes: dict[type, Registered] = {}
@@ -56,6 +73,9 @@ def register_batch_type(
         unflatten: Makes another object like the one given, from parts by the same names. Must not write to the one
             given. Called only if a part has changed.
 
+    A batch for which one of them returns something else raises ``PrefetchError`` in its place; what they raise is
+    raised there as it is.
+
     Raises:
         TypeError: ``kind`` is no class, or ``flatten`` or ``unflatten`` cannot be called.
     """
@@ -64,7 +84,7 @@ def register_batch_type(
     for name, function in (("flatten", flatten), ("unflatten", unflatten)):
         if not callable(function):
             raise TypeError(f"{name} must be callable, got {function!r}")
-    _classes[kind] = Registered(flatten, unflatten)
+    _classes[kind] = Registered(kind, flatten, unflatten)
     for clear in _caches:
         clear()
 

@@ -64,7 +64,7 @@ _STORED_ITEMS: tuple[tuple[type, Contents], ...] = (
 def _choose_contents(kind: type) -> Contents | None:
     """What gives the contents of objects of a class; ``None`` where there are none."""
     if (known := registered(kind)) is not None:
-        return lambda node: [*stored_attributes(node).values(), *known.flatten(node).values()]
+        return lambda node: [*stored_attributes(node).values(), *known.parts(node).values()]
     if issubclass(kind, ATOMS):
         return None
     for base, items in _STORED_ITEMS:
@@ -121,7 +121,7 @@ def path_of(node: Any, wanted: Any) -> str:
 
 def _steps(node: Any) -> list[tuple[str, Any]]:
     if (known := registered(type(node))) is not None:
-        return [(f".{name}", value) for name, value in known.flatten(node).items()]
+        return [(f".{name}", value) for name, value in known.parts(node).items()]
     if isinstance(node, Mapping):
         return [(f'["{key}"]' if isinstance(key, str) else f"[{key!r}]", value) for key, value in node.items()]
     if isinstance(node, tuple) and (names := getattr(type(node), "_fields", None)) is not None:

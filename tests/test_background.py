@@ -434,7 +434,7 @@ class TestEnd:
         assert next(iterator) == 0
         assert loader.is_waiting.wait(PATIENCE_S)
         (thread,) = feeding_threads()
-        with pytest.warns(PrefetchWarning, match="has not returned") as warned:
+        with pytest.warns(PrefetchWarning, match="still at work") as warned:
             iterator.close()
         assert [warning.filename for warning in warned] == [__file__]
         with pytest.raises(StopIteration):

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from prefetch import CUDAPrefetcher, PrefetchError
+from prefetch import CUDAPrefetcher, PrefetchError, PrefetchWarning
 from tests.helpers import run_python
 
 ACCELERATOR = torch.accelerator
@@ -278,6 +278,28 @@ class TestOvertaken:
             with pytest.raises(PrefetchError, match="a later pass has taken over"):
                 next(older)
 
+    @pytest.mark.parametrize("end", ["close", "break"])
+    def test_after_a_pass_that_was_left_behind(self, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+        """A new pass waits for the loader to return to a pass that has ended without it."""
+        monkeypatch.setattr("prefetch._background._JOIN_S", 0.01)
+        loader = OneIterator(says_so=True)
+        prefetcher = CUDAPrefetcher(loader, "cpu", background=True, prefetch_batches=1)
+        iterator: Any = iter(prefetcher)
+        assert next(iterator) == 1
+        loader.iterator.may_go_on, loader.iterator.in_next = threading.Event(), threading.Event()
+        next(iterator)
+        assert loader.iterator.in_next.wait(60)
+        if end == "close":
+            with pytest.warns(PrefetchWarning, match="still at work"):
+                iterator.close()
+        del iterator
+        results: list[list[int]] = []
+        consumer = threading.Thread(target=lambda: results.append(list(prefetcher)))
+        consumer.start()
+        loader.iterator.may_go_on.set()
+        consumer.join(60)
+        assert results == [list(range(1, 11))]
+
     def test_independent_passes_stay_so(self, sim: Any) -> None:
         """A loader that makes an iterator for each pass has independent ones."""
         prefetcher = CUDAPrefetcher(DataLoader(TensorDataset(torch.arange(4)), pin_memory=True), "sim", background=True)
@@ -292,6 +314,7 @@ class TestOvertaken:
     def test_stuck_in_the_older_pass(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A loader whose only iterator is being asked, and does not return, cannot start another pass."""
         monkeypatch.setattr("prefetch._background._JOIN_S", 0.01)
+        monkeypatch.setattr("prefetch._background._TAKE_OVER_S", 0.01)
         loader = OneIterator(says_so=True)
         loader.iterator.in_next = threading.Event()
         loader.iterator.may_go_on = threading.Event()
@@ -300,7 +323,7 @@ class TestOvertaken:
         consumer = threading.Thread(target=self.expect_overtaken, args=(older,))
         consumer.start()
         assert loader.iterator.in_next.wait(60)
-        with pytest.raises(PrefetchError, match="has not returned from a batch"):
+        with pytest.raises(PrefetchError, match="it has not returned"):
             iter(prefetcher)
         loader.iterator.may_go_on.set()
         consumer.join(60)

@@ -21,7 +21,8 @@ LAYERS = [
     ["_batch", "_staging", "_state"],
     ["_search", "_device"],
     ["_rebuild", "_compiler", "_members"],
-    ["_registered", "_errors"],
+    ["_registered"],
+    ["_errors"],
 ]
 
 

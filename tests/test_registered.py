@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from prefetch import CUDAPrefetcher, PrefetchWarning, register_batch_type
+from prefetch import CUDAPrefetcher, PrefetchError, PrefetchWarning, register_batch_type
 from prefetch._registered import _caches, _classes
 
 
@@ -144,6 +144,24 @@ def test_errors_of_the_users_code(sim: Any) -> None:
     iterator = iter(CUDAPrefetcher([1, *graphs(1), 2], "sim"))
     assert next(iterator) == 1
     with pytest.raises(ArithmeticError, match="cannot be taken apart"):
+        next(iterator)
+    assert list(iterator) == [2]
+
+
+@pytest.mark.parametrize(
+    ("flatten", "unflatten", "message"),
+    [
+        (lambda graph: list(graph.content()), None, "flatten of the registered .*Graph.* must return a mapping"),
+        (lambda graph: {"x": torch.ones(1)}, lambda graph, parts: None, "unflatten .*Graph.* another one, got None"),
+        (lambda graph: {"x": torch.ones(1)}, lambda graph, parts: graph, "unflatten .*Graph.* must return another one"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::prefetch.PrefetchWarning")
+def test_bad_results(sim: Any, flatten: Any, unflatten: Any, message: str) -> None:
+    """What cannot be the batch is not delivered as one."""
+    register_batch_type(Graph, flatten, unflatten or (lambda graph, parts: graph))
+    iterator = iter(CUDAPrefetcher([*graphs(1), 2], "sim", background=False))
+    with pytest.raises(PrefetchError, match=message):
         next(iterator)
     assert list(iterator) == [2]
 

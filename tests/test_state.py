@@ -210,8 +210,8 @@ class TestSnapshots:
         """With two open passes the state is that of the later one."""
         prefetcher: Any = CUDAPrefetcher(shuffled(), device, background=background)
         first, second = iter(prefetcher), iter(prefetcher)
-        next(first)
         begun = next(second).tolist()
+        next(first)
         state = prefetcher.state_dict()
         rest = lists(second)
         lists(first)
