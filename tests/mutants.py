@@ -493,9 +493,9 @@ MUTANTS = [
     ),
     Mutant(
         "stuck loader not told of",
-        "_background",
-        "        if not self._is_stopped():\n            warnings",
-        "        if not self._is_stopped() and False:\n            warnings",
+        "_epoch",
+        "if not self._feeder.close():",
+        "if self._feeder.close() is None:",
         "tests/test_background.py",
     ),
     Mutant(
@@ -647,6 +647,20 @@ MUTANTS = [
         "                del batch\n                failed = False",
         "                failed = False",
         "tests/test_background.py -k kept_error",
+    ),
+    Mutant(
+        "thread left behind not awaited",
+        "_prefetcher",
+        "            wait_for_threads(loader)\n",
+        "",
+        "tests/test_end.py -k Overtaken",
+    ),
+    Mutant(
+        "registered results not checked",
+        "_registered",
+        "if not isinstance(other, self.kind) or other is node:",
+        "if False:",
+        "tests/test_registered.py",
     ),
 ]
 
