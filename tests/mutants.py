@@ -594,7 +594,7 @@ MUTANTS = [
     Mutant(
         "registered parts not searched",
         "_search",
-        "*known.flatten(node).values()]",
+        "*known.parts(node).values()]",
         "]",
         "tests/test_registered.py",
     ),
