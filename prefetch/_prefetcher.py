@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
-import operator
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
-from typing import Any, Generic, Literal, TypeVar, get_args, overload
+from typing import Any, Generic, TypeVar, overload
 
 import torch
-from torch.utils.data import DataLoader, Dataset
 
+from prefetch._arguments import (
+    Memory,
+    check_background,
+    check_dtype,
+    check_loader,
+    check_memory,
+    check_memory_format,
+    check_pin_memory,
+    check_transform,
+    checked_prefetch_batches,
+    checked_skip_keys,
+)
 from prefetch._background import BackgroundFeeder, wait_for_threads
 from prefetch._compiler import opaque
 from prefetch._device import has_streams, resolve
 from prefetch._epoch import AheadEpoch, Epoch, PlainEpoch
 from prefetch._feeder import InlineFeeder
 from prefetch._lane import Lane, new_lane
+from prefetch._loaders import has_one_iterator, loads_apart
 from prefetch._members import Members
 from prefetch._state import LoaderState
 from prefetch._transfer import Transfer
 
 T = TypeVar("T")
 Loaded = TypeVar("Loaded")
-
-Memory = Literal["record_stream"]
 
 # Methods that are here where the loader has them, and never the loader's own: those would count what is looked ahead.
 _STATE_METHODS = ("state_dict", "load_state_dict")
@@ -150,15 +159,15 @@ class CUDAPrefetcher(Generic[T]):
         memory_format: torch.memory_format | None = None,
         skip_keys: Collection[str] = (),
     ) -> None:
-        _check_loader(loader)
-        _check_memory(memory)
-        _check_transform(transform)
-        _check_background(background)
-        _check_pin_memory(pin_memory)
-        _check_dtype(dtype)
-        _check_memory_format(memory_format)
-        self._prefetch_batches = _checked_prefetch_batches(prefetch_batches)
-        skipped = _checked_skip_keys(skip_keys)
+        check_loader(loader)
+        check_memory(memory)
+        check_transform(transform)
+        check_background(background)
+        check_pin_memory(pin_memory)
+        check_dtype(dtype)
+        check_memory_format(memory_format)
+        self._prefetch_batches = checked_prefetch_batches(prefetch_batches)
+        skipped = checked_skip_keys(skip_keys)
         self._device = resolve(device)
         self._loader = loader
         self._transfer = Transfer(
@@ -190,7 +199,7 @@ class CUDAPrefetcher(Generic[T]):
         The iterator has a method ``close()``, which ends the pass early; letting go of the iterator does the same.
         """
         loader = self._loader
-        if _has_one_iterator(loader):  # which an earlier pass must let go of before it starts again
+        if has_one_iterator(loader):  # which an earlier pass must let go of before it starts again
             for epoch in _open_passes.alive():
                 if epoch.loader is loader:
                     epoch.supersede(None)
@@ -208,7 +217,7 @@ class CUDAPrefetcher(Generic[T]):
     def _new_epoch(self, iterator: Iterator[Any]) -> Epoch[T]:
         background = self._background
         if background is None:
-            background = has_streams(self._device) and not self._transfer.has_transform and _loads_apart(self._loader)
+            background = has_streams(self._device) and not self._transfer.has_transform and loads_apart(self._loader)
         is_plain = not background and not has_streams(self._device)
         look_ahead = 0 if is_plain else self._prefetch_batches
         state = self._state.track(looks_ahead=look_ahead > 0)
@@ -282,96 +291,3 @@ class CUDAPrefetcher(Generic[T]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _passes=Members())
-
-
-def _has_one_iterator(loader: Any) -> bool:
-    """Whether all passes over a loader share an iterator: each new one takes it from the one before."""
-    keeps_workers = getattr(loader, "persistent_workers", False) and getattr(loader, "num_workers", 0) > 0
-    return bool(keeps_workers) or isinstance(loader, Iterator)
-
-
-def _loads_apart(loader: object) -> bool:
-    """Whether advancing a loader in a thread, beside the loop, cannot change what either of them computes.
-
-    A data set in worker processes shares no random numbers and no objects with the loop. The sampler stays in this
-    process, but torch's own draw all they need when the pass starts. Classes that are not torch's may do anything.
-    """
-    return (
-        isinstance(loader, DataLoader)
-        and loader.num_workers > 0
-        and all(_is_torchs(part) for part in (loader, loader.sampler, loader.batch_sampler) if part is not None)
-    )
-
-
-def _is_torchs(obj: object) -> bool:
-    return type(obj).__module__.partition(".")[0] in ("torch", "torchdata")
-
-
-def _check_loader(loader: object) -> None:
-    kind = type(loader)
-    if getattr(kind, "__iter__", None) is not None:
-        return
-    if isinstance(loader, Dataset):  # iter() would count its samples up, if need be for ever
-        raise TypeError(f"loader must be iterable; wrap the data set in a DataLoader, got {loader!r}")
-    if not hasattr(kind, "__getitem__"):
-        raise TypeError(f"loader must be iterable, such as a DataLoader, got {loader!r}")
-
-
-def _check_memory(memory: object) -> None:
-    policies = get_args(Memory)
-    if not isinstance(memory, str) or memory not in policies:
-        raise ValueError(f"memory must be one of {policies}, got {memory!r}")
-
-
-def _check_transform(transform: object) -> None:
-    if transform is not None and not callable(transform):
-        raise TypeError(f"transform must be callable or None, got {transform!r}")
-
-
-def _check_background(background: object) -> None:
-    if background is not None and not isinstance(background, bool):
-        raise TypeError(f"background must be True, False or None, got {background!r}")
-
-
-def _check_pin_memory(pin_memory: object) -> None:
-    if not isinstance(pin_memory, bool):
-        raise TypeError(f"pin_memory must be True or False, got {pin_memory!r}")
-
-
-def _check_dtype(dtype: object) -> None:
-    if dtype is None:
-        return
-    if not isinstance(dtype, torch.dtype):
-        raise TypeError(f"dtype must be a torch.dtype or None, got {dtype!r}")
-    if not dtype.is_floating_point:
-        raise ValueError(f"dtype must be a floating-point type, since only floating leaves are cast, got {dtype!r}")
-
-
-def _check_memory_format(memory_format: object) -> None:
-    if memory_format is not None and not isinstance(memory_format, torch.memory_format):
-        raise TypeError(f"memory_format must be a torch.memory_format or None, got {memory_format!r}")
-
-
-def _checked_prefetch_batches(value: object) -> int:
-    try:
-        count = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:  # arrays and tensors of other than one integer refuse too
-        count = None
-    if count is None or isinstance(value, bool):
-        raise TypeError(f"prefetch_batches must be an integer, got {value!r}")
-    if count < 0:
-        raise ValueError(f"prefetch_batches must be 0 or more, got {count}")
-    return count
-
-
-def _checked_skip_keys(skip_keys: object) -> frozenset[str]:
-    if isinstance(skip_keys, str):
-        raise TypeError(
-            f"skip_keys must be a collection of keys such as ({skip_keys!r},), got the string {skip_keys!r}"
-        )
-    if not isinstance(skip_keys, Collection):
-        raise TypeError(f"skip_keys must be a collection of strings, got {skip_keys!r}")
-    for key in skip_keys:
-        if not isinstance(key, str):
-            raise TypeError(f"skip_keys must hold strings, got {key!r} in {skip_keys!r}")
-    return frozenset(skip_keys)

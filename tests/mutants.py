@@ -466,13 +466,13 @@ MUTANTS = [
     Mutant(
         "thread beside a transform",
         "_prefetcher",
-        " and not self._transfer.has_transform and _loads_apart",
-        " and _loads_apart",
+        " and not self._transfer.has_transform and loads_apart",
+        " and loads_apart",
         "tests/test_background.py",
     ),
     Mutant(
         "thread beside the user's sampler",
-        "_prefetcher",
+        "_loaders",
         "for part in (loader, loader.sampler, loader.batch_sampler)",
         "for part in (loader,)",
         "tests/test_background.py",

@@ -15,7 +15,7 @@ from tests.helpers import ROOT, run_python
 LAYERS = [
     ["__init__"],
     ["_prefetcher"],
-    ["_epoch"],
+    ["_epoch", "_arguments", "_loaders"],
     ["_lane", "_background"],
     ["_feeder", "_transfer", "_memory"],
     ["_batch", "_staging", "_state"],
