@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import contextvars
 import os
 import threading
 import time
@@ -82,8 +83,9 @@ class BackgroundFeeder(Feeder[Issued]):
 
     def close(self) -> bool:
         """See :meth:`Feeder.close`; waits a moment for a loader that is at work."""
-        is_closed, self._is_closed = self._is_closed, True
-        return is_closed or self._work.stop()
+        is_gone = self._is_closed or self._work.stop()
+        self._is_closed = True
+        return is_gone
 
     def supersede(self, iterator: Iterator[Any] | None) -> None:
         """See :meth:`Feeder.supersede`."""
@@ -114,7 +116,7 @@ class _Bell:
 
 
 class _Work:
-    """What the thread does. It refers to nothing that its owner is part of."""
+    """What the thread does. It must not refer to its owner: that would stay alive, and it is its end that ends this."""
 
     def __init__(
         self, iterator: Iterator[Any], issue: Callable[[Any], Any], look_ahead: int, state: PassState, loader: Any
@@ -131,16 +133,14 @@ class _Work:
         self._asked_for = 0
         self._requests = _Bell()
         self._thread: threading.Thread | None = None
-        self._lock = threading.RLock()  # another thread may end the pass while it starts
+        self._lock = threading.Lock()
 
     def start(self, caller_state: Callable[[], CallerState]) -> None:
         """Begin, if that has not been done; what the loader can notice of the caller's thread is taken over."""
-        with self._lock:
-            if self._thread is None and not self.is_stopped:
-                thread = threading.Thread(target=self._run, args=(caller_state(),), name="cuda-prefetcher", daemon=True)
-                thread.start()
-                self._thread = thread
-                _at_work.add(self)
+        if self._thread is None and not self.is_stopped:
+            _at_work.add(self)
+            run = contextvars.copy_context().run
+            threading.Thread(target=run, args=(self._run, caller_state()), name="cuda-prefetcher", daemon=True).start()
 
     def ask_for(self, count: int) -> None:
         """The consumer wants this many batches, from the first one on."""
@@ -155,8 +155,7 @@ class _Work:
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait until the thread is gone, but not for ever; whether it is."""
-        with self._lock:
-            thread = self._thread
+        thread = self._thread
         if thread is None or thread is threading.current_thread():  # a transform, or a finalizer, may end the pass
             return True
         thread.join(_JOIN_S if timeout is None else timeout)
@@ -175,6 +174,10 @@ class _Work:
         return is_gone
 
     def _run(self, caller: CallerState) -> None:
+        with self._lock:
+            if self._thread is not None:  # the start was interrupted, by Ctrl-C, and tried again
+                return
+            self._thread = threading.current_thread()
         try:
             with caller:
                 last = self._feed()
@@ -198,12 +201,13 @@ class _Work:
                 snapshot = self._snapshot()
                 if self._is_asked_for(position + 1 - look_ahead):
                     self._put(position, Item(self._issue(batch), None, snapshot))
-                del batch
+                batch = None  # neither this frame nor an error that the caller keeps is to hold it
                 failed = False
             except StopIteration:
                 return Item(None, StopIteration(), self._snapshot())
             except BaseException as error:  # noqa: BLE001 - raised in its turn by take()
                 self._put(position, Item(None, error, snapshot or self._snapshot()))
+                batch = None
             position += 1
         return _END
 
@@ -225,19 +229,30 @@ _at_work: Members[_Work] = Members()
 
 
 def wait_for_threads(loader: Any) -> None:
-    """Before another pass uses a loader's only iterator: until no thread of an earlier one is asking it.
+    """Before another pass starts with a loader's only iterator: until no thread of an earlier one is asking it.
 
     Raises:
         PrefetchError: The loader does not return.
     """
     for work in _at_work.alive():
-        if work.loader is loader and work.process == os.getpid():
-            work.tell_to_stop()
-            if not work.join(_TAKE_OVER_S):
-                raise PrefetchError(
-                    f"an earlier pass has asked {loader!r} for a batch, and it has not returned for {_TAKE_OVER_S:g} "
-                    "s: no other pass can start with its only iterator"
-                )
+        is_meant = work.loader is loader and work.iterator is not None and work.process == os.getpid()
+        if is_meant and not work.join(_TAKE_OVER_S):
+            raise PrefetchError(
+                f"an earlier pass has asked {loader!r} for a batch, and it has not returned for {_TAKE_OVER_S:g} s: no "
+                "other pass can start with its only iterator"
+            )
+
+
+def check_is_free(iterator: Iterator[Any]) -> None:
+    """Before another pass asks an iterator that its loader has just handed out.
+
+    Raises:
+        PrefetchError: A thread of an earlier pass, which has ended without it, is still asking it for a batch.
+    """
+    if any(work.iterator is iterator for work in _at_work.alive() if work.process == os.getpid()):
+        raise PrefetchError(
+            "the loader has handed out an iterator that an earlier pass is still waiting for: start this pass later"
+        )
 
 
 @atexit.register

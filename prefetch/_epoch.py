@@ -61,12 +61,11 @@ class AheadEpoch(Epoch[Any]):
 
     def close(self) -> None:
         """See :meth:`Epoch.close`; copies under way go on, and keep their host batches."""
-        if not self._feeder.close():
-            text = (
-                "the loader is still at work on a batch: the pass ends without it, its thread when the loader returns"
-            )
-            warnings.warn(text, PrefetchWarning, stacklevel=2)
+        is_gone = self._feeder.close()
         self._lane.end_pass()
+        if not is_gone:
+            text = "the loader is still at work on a batch: the pass ends without it, and its thread when it returns"
+            warnings.warn(text, PrefetchWarning, stacklevel=2)
 
     def supersede(self, iterator: Iterator[Any] | None) -> None:
         """See :meth:`Epoch.supersede`."""

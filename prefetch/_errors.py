@@ -4,9 +4,9 @@ Bad arguments are ``TypeError`` and ``ValueError``; an accelerator that is not t
 library's own:
 
     RuntimeError
-      PrefetchError       a batch that cannot be rebuilt on the device
+      PrefetchError       a batch that cannot be rebuilt on the device, a pass that cannot start or go on
     UserWarning
-      PrefetchWarning     the result is right, but slower than it needs to be
+      PrefetchWarning     batches arrive more slowly than they could, or a loader is left behind at work
 """
 
 
@@ -17,6 +17,6 @@ class PrefetchError(RuntimeError):
 
 
 class PrefetchWarning(UserWarning):
-    """The batches are right, but they arrive more slowly than they could; the text names the remedy."""
+    """The batches are right, but something could be better; the text names it, and the remedy."""
 
     __module__ = "prefetch"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from typing import Any, NamedTuple
@@ -40,19 +41,19 @@ class Lane(ABC):
 
     @abstractmethod
     def caller_state(self) -> CallerState:
-        """What a background thread takes over from the calling thread."""
+        """What a background thread, which is about to advance the loader, takes over from the calling thread."""
 
     @abstractmethod
-    def start_pass(self) -> torch.Event | None:
-        """What the caller has queued so far, which may come before the loader's batches."""
+    def start_pass(self) -> None:
+        """Order transforms after what the caller has queued so far: they may read tensors of the caller's."""
 
     @abstractmethod
     def step_done(self) -> None:
         """The consumer asks for the next batch."""
 
     @abstractmethod
-    def issue(self, batch: Any, started: Any) -> Any:
-        """Start the transfer of a batch that the loader gave in this thread; ``started`` is from :meth:`start_pass`."""
+    def issue(self, batch: Any) -> Any:
+        """Start the transfer of a batch that the loader gave in this thread."""
 
     @abstractmethod
     def deliver(self, issued: Any, last_copied: deque[torch.Event]) -> Any:
@@ -60,7 +61,7 @@ class Lane(ABC):
 
     @abstractmethod
     def end_pass(self) -> None:
-        """Order what the caller does next after transforms that are under way: it may change what they read."""
+        """Order what the caller does next after work on the caller's tensors that is under way: it may change them."""
 
     @abstractmethod
     def is_gone(self) -> bool:
@@ -80,7 +81,7 @@ class PlainLane(Lane):
     def step_done(self) -> None:
         """Nothing is waited for."""
 
-    def issue(self, batch: Any, started: None) -> Any:  # noqa: ARG002 - as in Lane
+    def issue(self, batch: Any) -> Any:
         """Move a batch, if anything is to be done to it."""
         return self._transfer(batch)[0]
 
@@ -106,25 +107,34 @@ class SideStreamLane(Lane):
         self._memory = RecordStream()
         self._sources = Sources(limit=prefetch_batches + 3)
         self._process = os.getpid()
-        self._last_copied: torch.Event | None = None
+        self._last_issued: torch.Event | None = None
+        self._works_on_callers_tensors = transfer.has_transform
+        self._loaders_stream: torch.Stream | None = None
+        self._lock = threading.Lock()  # passes in several threads
 
     def caller_state(self) -> CallerState:
-        """See :meth:`Lane.caller_state`."""
-        return CallerState(self._device, self._stream)
+        """See :meth:`Lane.caller_state`.
 
-    def start_pass(self) -> torch.Event:
-        """What the caller has queued so far: tensors that the loader made beforehand, or that the transform uses."""
-        started = current_stream(self._device).record_event()
+        What the loader itself does on the device, in that thread, gets a stream of its own, which comes after what the
+        caller has queued so far. On the side stream it would hold up the copies.
+        """
+        with self._lock:
+            if self._loaders_stream is None:
+                self._loaders_stream = torch.Stream(self._device)
+        self._loaders_stream.wait_stream(current_stream(self._device))
+        return CallerState(self._device, self._loaders_stream)
+
+    def start_pass(self) -> None:
+        """See :meth:`Lane.start_pass`."""
         if self._transfer.has_transform:
-            self._stream.wait_event(started)
-        return started
+            self._stream.wait_stream(current_stream(self._device))
 
     def step_done(self) -> None:
         """The consumer asks for the next batch."""
         self._memory.moved_on()
         self._sources.release()
 
-    def issue(self, batch: Any, started: torch.Event) -> Arrival:
+    def issue(self, batch: Any) -> Arrival:
         """Queue the transfer of a host batch on the side stream."""
         self._memory.make_room()
         self._sources.make_room()
@@ -132,15 +142,16 @@ class SideStreamLane(Lane):
             # What the loader has made on the device itself comes before us and, through us, before the consumer.
             resident = tensors_on(batch, self._device)
             if resident:
-                self._stream.wait_event(started)
                 self._stream.wait_stream(producer)
+                self._works_on_callers_tensors = True
             moved = None
             try:
                 moved, tensors = self._transfer(batch)
             finally:  # after an error too: some leaves may be on their way
-                self._last_copied = copied = self._stream.record_event()
+                self._last_issued = copied = self._stream.record_event()
                 if moved is not batch:  # else nothing was copied
-                    self._sources.hold(batch, copied)
+                    # Device tensors by name: the loader may fill the batch's list anew.
+                    self._sources.hold((batch, resident), copied)
         return Arrival(moved, tensors + resident, copied)
 
     def deliver(self, arrival: Arrival, last_copied: deque[torch.Event]) -> Any:
@@ -152,9 +163,12 @@ class SideStreamLane(Lane):
         return arrival.batch
 
     def end_pass(self) -> None:
-        """Order what the caller does next after transforms that are under way: it may change what they read."""
-        if self._transfer.has_transform and self._last_copied is not None:
-            current_stream(self._device).wait_event(self._last_copied)
+        """See :meth:`Lane.end_pass`."""
+        caller = current_stream(self._device)
+        if self._works_on_callers_tensors and self._last_issued is not None:
+            caller.wait_event(self._last_issued)
+        if self._loaders_stream is not None:
+            caller.wait_stream(self._loaders_stream)
         self._sources.release()
 
     def is_gone(self) -> bool:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
-from functools import partial
 from typing import Any, Generic, TypeVar, overload
 
 import torch
@@ -21,13 +21,13 @@ from prefetch._arguments import (
     checked_prefetch_batches,
     checked_skip_keys,
 )
-from prefetch._background import BackgroundFeeder, wait_for_threads
+from prefetch._background import BackgroundFeeder, check_is_free, wait_for_threads
 from prefetch._compiler import opaque
 from prefetch._device import has_streams, resolve
 from prefetch._epoch import AheadEpoch, Epoch, PlainEpoch
 from prefetch._feeder import InlineFeeder
 from prefetch._lane import Lane, new_lane
-from prefetch._loaders import has_one_iterator, loads_apart
+from prefetch._loaders import has_one_iterator, loads_apart, parts_of
 from prefetch._members import Members
 from prefetch._state import LoaderState
 from prefetch._transfer import Transfer
@@ -185,7 +185,9 @@ class CUDAPrefetcher(Generic[T]):
         if self._state.is_kept():
             # Not methods of the class: who looks for them (torch.distributed.checkpoint, for one) must find them only
             # where there is a state. Bound to another object, they make no reference cycle.
-            self.state_dict, self.load_state_dict = self._state.state_dict, self._state.load_state_dict
+            for name in _STATE_METHODS:
+                if not hasattr(type(self), name):  # a subclass may have its own
+                    setattr(self, name, getattr(self._state, name))
 
     @property
     def device(self) -> torch.device:
@@ -208,6 +210,7 @@ class CUDAPrefetcher(Generic[T]):
         iterator = iter(loader)
         for epoch in _open_passes.alive():
             epoch.supersede(iterator)
+        check_is_free(iterator)
         new = self._new_epoch(iterator)
         new.loader = loader
         _open_passes.add(new)
@@ -228,11 +231,11 @@ class CUDAPrefetcher(Generic[T]):
                 if self._lane is None:
                     self._lane = new_lane(self._transfer, self._prefetch_batches)
         lane = self._lane
-        issue = partial(lane.issue, started=lane.start_pass())
+        lane.start_pass()
         if background:
-            feeder = BackgroundFeeder(iterator, issue, look_ahead, state, lane.caller_state, self._loader)
+            feeder = BackgroundFeeder(iterator, lane.issue, look_ahead, state, lane.caller_state, self._loader)
             return AheadEpoch(lane, feeder)
-        return AheadEpoch(lane, InlineFeeder(iterator, issue, look_ahead, state))
+        return AheadEpoch(lane, InlineFeeder(iterator, lane.issue, look_ahead, state))
 
     def close(self) -> None:
         """End every pass that is open. A later loop starts a new one; leaving a ``with`` block does the same.
@@ -240,8 +243,9 @@ class CUDAPrefetcher(Generic[T]):
         Waits a moment for a background thread whose loader is at work; if it does not return, its thread ends when it
         does, and a ``PrefetchWarning`` says so.
         """
-        for epoch in self._passes.alive():
-            epoch.close()
+        with contextlib.ExitStack() as closes:  # all of them, though a warning be made an error
+            for epoch in self._passes.alive():
+                closes.callback(epoch.close)
 
     def __enter__(self) -> CUDAPrefetcher[T]:
         return self
@@ -266,14 +270,7 @@ class CUDAPrefetcher(Generic[T]):
 
     def set_epoch(self, epoch: int) -> None:
         """Tell the loader, its sampler, its batch sampler and that one's sampler, where they want to know it."""
-        batch_sampler = getattr(self._loader, "batch_sampler", None)
-        holders = (
-            self._loader,
-            getattr(self._loader, "sampler", None),
-            batch_sampler,
-            getattr(batch_sampler, "sampler", None),
-        )
-        for taker in {id(holder): holder for holder in holders}.values():
+        for taker in {id(part): part for part in parts_of(self._loader)}.values():
             if callable(set_epoch := getattr(taker, "set_epoch", None)):
                 set_epoch(epoch)
 

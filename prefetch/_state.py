@@ -22,6 +22,10 @@ class Snapshot:
         except Exception as error:  # noqa: BLE001 - who never asks for the state should not be stopped by this
             self._error = error
 
+    def is_good(self) -> bool:
+        """Whether there is a state."""
+        return self._error is None
+
     def copied(self) -> Any:
         """The state, for the caller to keep.
 
@@ -47,8 +51,9 @@ class LoaderState:
     def __init__(self, loader: Any) -> None:
         self._loader = loader
         self._pass = 0
+        self._fields = threading.RLock()
         # A background thread takes snapshots, and a load must not come in between.
-        self._lock = threading.RLock()
+        self._loaders = threading.RLock()
         self._process = os.getpid()
         self._delivered: Snapshot | None = None
 
@@ -71,12 +76,13 @@ class LoaderState:
         snapshot = Snapshot(lambda: state)
         with self._own_lock():
             self._loader.load_state_dict(state)
-            self._pass += 1
-            self._delivered = snapshot
+            with self._fields:
+                self._pass += 1
+                self._delivered = snapshot
 
     def new_pass(self) -> None:
         """Before a pass starts: earlier ones do not count any more."""
-        with self._own_lock():
+        with self._own_lock(), self._fields:
             self._pass += 1
 
     def track(self, *, looks_ahead: bool) -> PassState:
@@ -85,38 +91,46 @@ class LoaderState:
         self._delivered = tracked.fetched()
         return tracked
 
-    def take(self, number: int, is_over: Callable[[], bool]) -> Snapshot | None:
+    def take(self, number: int, is_over: Callable[[], bool] | None) -> Snapshot | None:
         """A snapshot for a pass; ``None`` if the loader's state is not that of this pass any more, or if it is over.
 
-        Never waits for long without a look at ``is_over``: a thread that has the lock may be waiting, in a finalizer,
-        for the one that calls this.
+        With ``is_over``, for background threads, it never waits for long without a look at that: the thread that has
+        the lock may be waiting, in a finalizer, for the one that calls this.
         """
         lock = self._own_lock()
+        if is_over is None:
+            with lock:
+                return self._snapshot(number)
         while not lock.acquire(timeout=0.05):
             if is_over():
                 return None
         try:
-            return Snapshot(self._loader.state_dict) if number == self._pass else None
+            return self._snapshot(number)
         finally:
             lock.release()
 
+    def _snapshot(self, number: int) -> Snapshot | None:
+        return Snapshot(self._loader.state_dict) if number == self._pass else None
+
     def advance(self, number: int, snapshot: Snapshot | None) -> None:
         """Make a snapshot the state, if the pass is the newest."""
-        with self._own_lock():
+        with self._fields:
             if number == self._pass and snapshot is not None:
                 self._delivered = snapshot
 
     def _own_lock(self) -> threading.RLock:
         if self._process != os.getpid():  # a forked process may have got it locked, and nobody there to release it
-            self._lock, self._process = threading.RLock(), os.getpid()
-        return self._lock
+            self._loaders, self._process = threading.RLock(), os.getpid()
+        return self._loaders
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_loader": self._loader, "_delivered": self._delivered}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["_loader"])  # type: ignore[misc] # for the lock, which cannot be copied
-        self._delivered = state["_delivered"]
+        self.__init__(state["_loader"])  # type: ignore[misc] # for the locks, which cannot be copied
+        delivered = state["_delivered"]
+        if delivered is not None and delivered.is_good():  # the loader was copied where its look-ahead stands
+            self.load_state_dict(delivered.copied())
 
 
 class PassState:
@@ -128,7 +142,7 @@ class PassState:
         self._owner = owner
         self._number = number
 
-    def fetched(self, is_over: Callable[[], bool] = lambda: False) -> Snapshot | None:
+    def fetched(self, is_over: Callable[[], bool] | None = None) -> Snapshot | None:
         """To be called after each answer of the loader: what is to be passed on with it."""
         return None if self._number is None else self._owner.take(self._number, is_over)
 

@@ -123,6 +123,18 @@ for prefetcher in prefetchers():
         break
 sys.exit(0)
 """,
+    "exit while the loader has something to do at its end": """
+def batches():
+    try:
+        while True:
+            yield torch.zeros(2).pin_memory()
+    finally:
+        print("loader closed")
+
+open_passes = [iter(CUDAPrefetcher(batches(), device, background=True)) for device in ("cpu", "sim")]
+for iterator in open_passes:
+    next(iterator)
+""",
     "stuck loader": """
 class Stuck:
     def __iter__(self):
@@ -174,7 +186,10 @@ for prefetcher in prefetchers(lambda: loader(workers=1)):
     assert len(list(iterator)) == 15
 """,
 }
-OUTPUT = {"Ctrl-C in the loader": 4 * "interrupted\n"}
+OUTPUT = {
+    "Ctrl-C in the loader": 4 * "interrupted\n",
+    "exit while the loader has something to do at its end": 2 * "loader closed\n",
+}
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
@@ -300,6 +315,39 @@ class TestOvertaken:
         consumer.join(60)
         assert results == [list(range(1, 11))]
 
+    @FEEDERS
+    def test_all_loaded_before(self, sim: Any, background: bool) -> None:
+        """A pass whose batches have all been loaded keeps them."""
+        loader: Any = OneIterator(says_so=True)
+        prefetcher = CUDAPrefetcher(loader, "sim", prefetch_batches=12, background=background)
+        older = iter(prefetcher)
+        assert next(older) == 1
+        for thread in threading.enumerate():
+            if thread.name == "cuda-prefetcher":
+                thread.join(60)
+        assert next(iter(prefetcher)) == 1
+        assert list(older) == list(range(2, 11))
+
+    def test_iterator_that_is_still_being_asked(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A loader that hands out such an iterator, without having said so, starts no pass with it."""
+        monkeypatch.setattr("prefetch._background._JOIN_S", 0.01)
+        loader = OneIterator(says_so=False)
+        loader.iterator.may_go_on = threading.Event()
+        prefetcher = CUDAPrefetcher(loader, "cpu", background=True, prefetch_batches=1)
+        older = iter(prefetcher)
+        assert next(older) == 1
+        loader.iterator.in_next = threading.Event()
+        next(older)
+        assert loader.iterator.in_next.wait(60)
+        del older
+        with pytest.raises(PrefetchError, match="an earlier pass is still waiting for"):
+            iter(prefetcher)
+        loader.iterator.may_go_on.set()
+        for thread in threading.enumerate():
+            if thread.name == "cuda-prefetcher":
+                thread.join(60)
+        assert list(prefetcher) == list(range(1, 11))
+
     def test_independent_passes_stay_so(self, sim: Any) -> None:
         """A loader that makes an iterator for each pass has independent ones."""
         prefetcher = CUDAPrefetcher(DataLoader(TensorDataset(torch.arange(4)), pin_memory=True), "sim", background=True)
@@ -331,6 +379,38 @@ class TestOvertaken:
             if thread.name == "cuda-prefetcher":
                 thread.join(60)
         assert list(prefetcher) == list(range(1, 11))
+
+
+def test_close_with_warnings_as_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All passes are ended, though the warning about the first is an error."""
+    monkeypatch.setattr("prefetch._background._JOIN_S", 0.01)
+    may_go_on, asked = threading.Event(), [threading.Event(), threading.Event()]
+
+    class Stuck:
+        passes = 0
+
+        def __iter__(self) -> Iterator[int]:
+            number = self.passes
+            self.passes += 1
+            return self.batches(asked[number])
+
+        def batches(self, is_asked: threading.Event) -> Iterator[int]:
+            yield 1
+            is_asked.set()
+            assert may_go_on.wait(60)
+
+    prefetcher = CUDAPrefetcher(Stuck(), "cpu", background=True, prefetch_batches=1)
+    passes = [iter(prefetcher), iter(prefetcher)]
+    for iterator, event in zip(passes, asked, strict=True):
+        assert next(iterator) == 1
+        assert event.wait(60)
+    with pytest.raises(PrefetchWarning, match="still at work"):
+        prefetcher.close()
+    assert [list(iterator) for iterator in passes] == [[], []]
+    may_go_on.set()
+    for thread in threading.enumerate():
+        if thread.name == "cuda-prefetcher":
+            thread.join(60)
 
 
 def resources(sim: Any) -> dict[str, int]:

@@ -257,6 +257,27 @@ def test_functions_are_not_searched(sim: Any) -> None:
         assert tensors_on(batch, torch.device("sim:0")) == []
 
 
+def test_device_tensors_are_held_while_they_are_cast(any_sim: Any) -> None:
+    """What the loader made on the device outlives the cast on the side stream, though loader and pass are gone."""
+    any_sim.configure(kernel_us=3000)
+    batch: list[torch.Tensor] = []
+
+    def batches() -> Iterator[list[torch.Tensor]]:
+        for i in range(9):
+            batch[:] = [torch.full((SIZE,), float(i), device="sim")]
+            yield batch
+
+    prefetcher = CUDAPrefetcher(batches(), "sim", dtype=torch.float64)
+    iterator: Any = iter(prefetcher)
+    next(iterator)
+    iterator.close()
+    batch.clear()
+    later = [torch.zeros(SIZE, device="sim") for _ in range(4)]
+    ACCELERATOR.synchronize()
+    assert sum(tensor.sum().item() for tensor in later) == 0
+    assert any_sim.races() == []
+
+
 class Given:
     """Hands out a fixed number of batches and forgets each at once."""
 

@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from prefetch import CUDAPrefetcher
+from prefetch._state import LoaderState
 
 stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")
 
@@ -279,6 +280,7 @@ class TestSnapshots:
         next(iter(prefetcher))
         again = duplicate(prefetcher)
         assert again.state_dict()["position"] == 1
+        assert lists(again) == [[i] for i in range(1, LENGTH)]
         again.load_state_dict({"position": 4, "log": []})
         assert lists(again) == [[4], [5]]
         assert prefetcher.state_dict()["position"] == 1
@@ -300,30 +302,49 @@ class TestSnapshots:
             lists(prefetcher)
         is_over.set()
         watcher.join()
+        assert seen
         assert all(state["log"][-1:] in ([], [(state["position"] or LENGTH) - 1]) for state in seen)
 
 
 class TestLocks:
     """Who waits for whom."""
 
-    def test_close_while_the_state_is_busy(self) -> None:
+    def test_close_while_the_state_is_busy(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A pass ends at once though its thread wants what the closing thread holds, as in a finalizer."""
-        is_asked = threading.Event()
+        wants_it = threading.Event()
+        real = LoaderState.take
 
-        class Slow(Counter):
-            def __iter__(self) -> Iterator[torch.Tensor]:
-                yield from itertools.islice(super().__iter__(), 1)
-                is_asked.set()
-                yield torch.tensor([1])
+        def take(state: LoaderState, number: int, is_over: Any) -> Any:
+            wants_it.set()
+            return real(state, number, is_over)
 
-        prefetcher: Any = CUDAPrefetcher(Slow(), "cpu", prefetch_batches=1, background=True)
+        prefetcher: Any = CUDAPrefetcher(Counter(), "cpu", prefetch_batches=1, background=True)
         iterator: Any = iter(prefetcher)
+        monkeypatch.setattr(LoaderState, "take", take)
         with prefetcher._state._own_lock():
             consumer = threading.Thread(target=lambda: next(iterator, None))
             consumer.start()
+            assert wants_it.wait(60)
             iterator.close()  # would warn, which is an error here
         consumer.join(60)
         assert not [thread for thread in threading.enumerate() if thread.name == "cuda-prefetcher"]
+
+    def test_a_ready_batch_does_not_wait_for_a_state(self) -> None:
+        """It is handed over while the loader is being asked for its state after the next one."""
+        may_tell = threading.Event()
+
+        class Slow(Counter):
+            def state_dict(self) -> dict[str, Any]:
+                if self.position == 2:
+                    assert may_tell.wait(60)
+                return super().state_dict()
+
+        prefetcher: Any = CUDAPrefetcher(Slow(), "cpu", prefetch_batches=1, background=True)
+        iterator = iter(prefetcher)
+        assert next(iterator).tolist() == [0]
+        assert prefetcher.state_dict()["position"] == 1
+        may_tell.set()
+        assert next(iterator).tolist() == [1]
 
     @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
     def test_fork_while_the_state_is_busy(self) -> None:
@@ -361,6 +382,18 @@ class TestPresence:
             assert not hasattr(prefetcher, "load_state_dict")
             with pytest.raises(AttributeError, match="'CUDAPrefetcher' object has no attribute 'state_dict'"):
                 _ = prefetcher.state_dict
+
+    def test_of_a_subclass(self) -> None:
+        """A subclass may have its own, and add to the state."""
+
+        class Own(CUDAPrefetcher[Any]):
+            def state_dict(self) -> Any:
+                return {"loader": self._state.state_dict(), "mine": 1}
+
+        own: Any = Own(Counter(), "cpu")
+        assert own.state_dict() == {"loader": {"position": 0, "log": []}, "mine": 1}
+        own.load_state_dict({"position": 5, "log": []})
+        assert lists(own) == [[5]]
 
     def test_of_a_loader_with_one(self) -> None:
         """One of the two alone is none: it could not be resumed, and passed on it would count the look-ahead."""
