@@ -708,7 +708,7 @@ MUTANTS = [
         "_background",
         "_at_work.add(self)",
         "pass",
-        "tests/test_end.py -k something_to_do",
+        "tests/test_end.py -k something",
     ),
     Mutant(
         "caller's context lost",
