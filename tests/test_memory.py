@@ -379,7 +379,7 @@ class TestReferences:
         peak = 0
         for _ in CUDAPrefetcher(loader, "sim", prefetch_batches=2, background=background):
             peak = max(peak, len(loader.alive()))
-        assert peak <= 2 + 3
+        assert peak <= 2 + 3 + background  # one is in the thread's hand
 
     @pytest.mark.parametrize("background", [False, True])
     def test_host_batches_do_not_pile_up_under_errors(self, any_sim: Any, background: bool) -> None:
@@ -399,7 +399,7 @@ class TestReferences:
                 failed += 1
                 peak = max(peak, len(loader.alive()))
         assert failed == 40
-        assert peak <= 2 + 3
+        assert peak <= 2 + 3 + background
 
     def test_batches_that_need_no_move_are_not_referenced(self, sim: Any) -> None:
         """What is passed on as it is goes as soon as the caller lets go of it, too."""
