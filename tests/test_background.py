@@ -348,19 +348,23 @@ class TestErrors:
     def test_ctrl_c_while_the_thread_starts(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Interrupted after the thread has been started, the loop goes on with that thread and no other."""
         real = threading.Thread.start
-        interrupts = iter([True, True, False])
+        started: list[threading.Thread] = []
 
         def start(thread: threading.Thread) -> None:
-            real(thread)
-            if next(interrupts):
-                raise KeyboardInterrupt
+            started.append(thread)
+            if len(started) == 1:
+                raise KeyboardInterrupt  # the thread is on its way, but has not come far
+            for each in started:
+                real(each)
 
         iterator = iter(CUDAPrefetcher(range(30), "cpu", background=True))
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", start)
             with pytest.raises(KeyboardInterrupt):
                 next(iterator)
-        assert list(iterator) == list(range(30))
+            assert next(iterator) == 0
+        assert list(iterator) == list(range(1, 30))
+        assert len(started) == 2
 
     def test_kept_error_keeps_no_batch(self) -> None:
         """An error that the caller keeps does not keep what was in the thread's hand when the pass ended."""

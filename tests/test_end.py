@@ -316,6 +316,16 @@ class TestOvertaken:
         assert results == [list(range(1, 11))]
 
     @FEEDERS
+    def test_by_another_prefetcher_unannounced(self, sim: Any, background: bool) -> None:
+        """Also if the loader does not say that it has only one iterator."""
+        loader = OneIterator(says_so=False)
+        older = iter(CUDAPrefetcher(loader, "sim", prefetch_batches=1, background=background))
+        assert next(older) == 1
+        assert list(CUDAPrefetcher(loader, "sim", background=background)) == list(range(1, 11))
+        with pytest.raises(PrefetchError, match="a later pass has taken over"):
+            next(older)
+
+    @FEEDERS
     def test_all_loaded_before(self, sim: Any, background: bool) -> None:
         """A pass whose batches have all been loaded keeps them."""
         loader: Any = OneIterator(says_so=True)

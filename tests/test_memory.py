@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import multiprocessing
 import threading
@@ -258,19 +259,20 @@ def test_functions_are_not_searched(sim: Any) -> None:
 
 
 def test_device_tensors_are_held_while_they_are_cast(any_sim: Any) -> None:
-    """What the loader made on the device outlives the cast on the side stream, though loader and pass are gone."""
+    """What the loader made on the device outlives the cast on the side stream, also when the transform then fails."""
     any_sim.configure(kernel_us=3000)
     batch: list[torch.Tensor] = []
 
     def batches() -> Iterator[list[torch.Tensor]]:
-        for i in range(9):
-            batch[:] = [torch.full((SIZE,), float(i), device="sim")]
-            yield batch
+        batch.append(torch.full((SIZE,), 1.0, device="sim"))
+        yield batch
 
-    prefetcher = CUDAPrefetcher(batches(), "sim", dtype=torch.float64)
-    iterator: Any = iter(prefetcher)
-    next(iterator)
-    iterator.close()
+    def fails(batch: Any) -> Any:
+        raise ValueError("no good")
+
+    iterator = iter(CUDAPrefetcher(batches(), "sim", prefetch_batches=0, dtype=torch.float64, transform=fails))
+    with contextlib.suppress(ValueError):
+        next(iterator)
     batch.clear()
     later = [torch.zeros(SIZE, device="sim") for _ in range(4)]
     ACCELERATOR.synchronize()
