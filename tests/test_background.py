@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -28,6 +29,12 @@ ACCELERATOR = torch.accelerator
 DEVICES = pytest.mark.parametrize("device", ["cpu", "sim"])
 DEPTHS = pytest.mark.parametrize("prefetch_batches", [0, 1, 2, 4])
 PATIENCE_S = 60  # for what must happen; a test that passes never waits so long
+
+
+@pytest.fixture(autouse=True)
+def _no_pass_of_another_test() -> None:
+    """An error that was raised may keep the frame of its test, and with it an open pass, until it is collected."""
+    gc.collect()
 
 
 def feeding_threads() -> list[threading.Thread]:
