@@ -171,7 +171,7 @@ MUTANTS = [
         "_feeder",
         "if not queue:",
         "if not queue or (len(queue) == 2 and queue[1].is_end):",
-        "tests/test_sequence.py",
+        "tests/test_sequence.py -k none_and_numbers",
     ),
     Mutant(
         "one batch too far ahead", "_feeder", "<= self._look_ahead", "<= self._look_ahead + 1", "tests/test_sequence.py"
@@ -179,8 +179,8 @@ MUTANTS = [
     Mutant(
         "None ends the pass",
         "_feeder",
-        "if queue[0].is_end:",
-        "if queue[0].is_end or (queue[0].error is None and queue[0].issued.batch is None):",
+        "        if not queue:\n",
+        "        if not queue or (queue[0].error is None and queue[0].issued.batch is None):\n",
         "tests/test_sequence.py -k none_and_numbers",
     ),
     Mutant(
