@@ -228,14 +228,19 @@ class _Work:
 _at_work: Members[_Work] = Members()
 
 
+def _own_works() -> list[_Work]:
+    """Those of this process: a forked one has the objects of its parent, but none of the threads."""
+    return [work for work in _at_work.alive() if work.process == os.getpid()]
+
+
 def wait_for_threads(loader: Any) -> None:
     """Before another pass starts with a loader's only iterator: until no thread of an earlier one is asking it.
 
     Raises:
         PrefetchError: The loader does not return.
     """
-    for work in _at_work.alive():
-        is_meant = work.loader is loader and work.iterator is not None and work.process == os.getpid()
+    for work in _own_works():
+        is_meant = work.loader is loader and work.iterator is not None
         if is_meant and not work.join(_TAKE_OVER_S):
             raise PrefetchError(
                 f"an earlier pass has asked {loader!r} for a batch, and it has not returned for {_TAKE_OVER_S:g} s: no "
@@ -249,7 +254,7 @@ def check_is_free(iterator: Iterator[Any]) -> None:
     Raises:
         PrefetchError: A thread of an earlier pass, which has ended without it, is still asking it for a batch.
     """
-    if any(work.iterator is iterator for work in _at_work.alive() if work.process == os.getpid()):
+    if any(work.iterator is iterator for work in _own_works()):
         raise PrefetchError(
             "the loader has handed out an iterator that an earlier pass is still waiting for: start this pass later"
         )
@@ -258,7 +263,7 @@ def check_is_free(iterator: Iterator[Any]) -> None:
 @atexit.register
 def _end_all() -> None:
     """Before the interpreter tears down what the threads are using: all of them, within the time of one."""
-    works = [work for work in _at_work.alive() if not work.is_stopped and work.process == os.getpid()]
+    works = [work for work in _own_works() if not work.is_stopped]
     for work in works:
         work.tell_to_stop()
     end = time.monotonic() + _JOIN_S

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -63,3 +64,14 @@ class FailingIterator(Iterator[Any]):
         if self.position in self.loader.errors:
             raise self.loader.errors[self.position]
         return torch.tensor([float(self.position)])
+
+
+def feeding_threads() -> list[threading.Thread]:
+    """The background threads of all passes in this process."""
+    return [thread for thread in threading.enumerate() if thread.name == "cuda-prefetcher"]
+
+
+def join_feeding_threads() -> None:
+    """Wait until those that have been left behind, and may go on now, are gone."""
+    for thread in feeding_threads():
+        thread.join(60)

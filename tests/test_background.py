@@ -23,7 +23,7 @@ from prefetch import CUDAPrefetcher, PrefetchError, PrefetchWarning
 from prefetch._background import _Bell
 from prefetch._lane import SideStreamLane
 from prefetch._state import PassState
-from tests.helpers import Numbered, numbered
+from tests.helpers import Numbered, feeding_threads, join_feeding_threads, numbered
 
 ACCELERATOR = torch.accelerator
 DEVICES = pytest.mark.parametrize("device", ["cpu", "sim"])
@@ -35,11 +35,6 @@ PATIENCE_S = 60  # for what must happen; a test that passes never waits so long
 def _no_pass_of_another_test() -> None:
     """An error that was raised may keep the frame of its test, and with it an open pass, until it is collected."""
     gc.collect()
-
-
-def feeding_threads() -> list[threading.Thread]:
-    """The background threads of all passes in this process."""
-    return [thread for thread in threading.enumerate() if thread.name == "cuda-prefetcher"]
 
 
 class Stuck:
@@ -467,9 +462,7 @@ class TestEnd:
 
         iterator: Any = iter(CUDAPrefetcher(range(9), device, prefetch_batches=1, background=True, transform=transform))
         assert list(iterator) in ([0], [0, 1])
-        (*threads,) = feeding_threads()
-        for thread in threads:
-            thread.join(PATIENCE_S)
+        join_feeding_threads()
         assert feeding_threads() == []
 
     def test_closed_while_another_thread_waits(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -485,8 +478,7 @@ class TestEnd:
             iterator.close()
         assert ends.get(timeout=PATIENCE_S) == []
         loader.may_go_on.set()
-        for thread in feeding_threads():
-            thread.join(PATIENCE_S)
+        join_feeding_threads()
         assert feeding_threads() == []
 
     def test_of_a_stuck_loader(self, monkeypatch: pytest.MonkeyPatch) -> None:

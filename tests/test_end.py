@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from prefetch import CUDAPrefetcher, PrefetchError, PrefetchWarning
-from tests.helpers import run_python
+from tests.helpers import join_feeding_threads, run_python
 
 ACCELERATOR = torch.accelerator
 FEEDERS = pytest.mark.parametrize("background", [False, True])
@@ -332,9 +332,7 @@ class TestOvertaken:
         prefetcher = CUDAPrefetcher(loader, "sim", prefetch_batches=12, background=background)
         older = iter(prefetcher)
         assert next(older) == 1
-        for thread in threading.enumerate():
-            if thread.name == "cuda-prefetcher":
-                thread.join(60)
+        join_feeding_threads()
         assert next(iter(prefetcher)) == 1
         assert list(older) == list(range(2, 11))
 
@@ -353,9 +351,7 @@ class TestOvertaken:
         with pytest.raises(PrefetchError, match="an earlier pass is still waiting for"):
             iter(prefetcher)
         loader.iterator.may_go_on.set()
-        for thread in threading.enumerate():
-            if thread.name == "cuda-prefetcher":
-                thread.join(60)
+        join_feeding_threads()
         assert list(prefetcher) == list(range(1, 11))
 
     def test_independent_passes_stay_so(self, sim: Any) -> None:
@@ -385,9 +381,7 @@ class TestOvertaken:
             iter(prefetcher)
         loader.iterator.may_go_on.set()
         consumer.join(60)
-        for thread in threading.enumerate():
-            if thread.name == "cuda-prefetcher":
-                thread.join(60)
+        join_feeding_threads()
         assert list(prefetcher) == list(range(1, 11))
 
 
@@ -418,9 +412,7 @@ def test_close_with_warnings_as_errors(monkeypatch: pytest.MonkeyPatch) -> None:
         prefetcher.close()
     assert [list(iterator) for iterator in passes] == [[], []]
     may_go_on.set()
-    for thread in threading.enumerate():
-        if thread.name == "cuda-prefetcher":
-            thread.join(60)
+    join_feeding_threads()
 
 
 def resources(sim: Any) -> dict[str, int]:
