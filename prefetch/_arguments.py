@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import torch
 from torch.utils.data import Dataset
 
-Memory = Literal["record_stream"]
+MemoryName = Literal["record_stream", "consumer", "static"]
 
 
 def check_loader(loader: object) -> None:
@@ -23,7 +23,7 @@ def check_loader(loader: object) -> None:
 
 
 def check_memory(memory: object) -> None:
-    policies = get_args(Memory)
+    policies = get_args(MemoryName)
     if not isinstance(memory, str) or memory not in policies:
         raise ValueError(f"memory must be one of {policies}, got {memory!r}")
 

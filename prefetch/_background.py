@@ -40,7 +40,7 @@ class BackgroundFeeder(Feeder[Issued]):
     def __init__(
         self,
         iterator: Iterator[Any],
-        issue: Callable[[Any], Issued],
+        issue: Callable[[Any, int], Issued],
         look_ahead: int,
         state: PassState,
         caller_state: Callable[[], CallerState],
@@ -119,7 +119,7 @@ class _Work:
     """What the thread does. It must not refer to its owner: that would stay alive, and it is its end that ends this."""
 
     def __init__(
-        self, iterator: Iterator[Any], issue: Callable[[Any], Any], look_ahead: int, state: PassState, loader: Any
+        self, iterator: Iterator[Any], issue: Callable[[Any, int], Any], look_ahead: int, state: PassState, loader: Any
     ) -> None:
         self.iterator: Iterator[Any] | None = iterator
         self.loader = loader
@@ -200,7 +200,7 @@ class _Work:
                 batch = next(self.iterator)  # type: ignore[arg-type]
                 snapshot = self._snapshot()
                 if self._is_asked_for(position + 1 - look_ahead):
-                    self._put(position, Item(self._issue(batch), None, snapshot))
+                    self._put(position, Item(self._issue(batch, position), None, snapshot))
                 batch = None  # neither this frame nor an error that the caller keeps is to hold it
                 failed = False
             except StopIteration:

@@ -77,6 +77,13 @@ def current_stream(device: torch.device) -> torch.Stream:
     return torch.accelerator.current_stream(device.index)  # for an index torch takes a shorter way
 
 
+def is_capturing(device: torch.device) -> bool:
+    """Whether work of the calling thread, on its current stream of ``device``, goes into a graph instead of running."""
+    # There is no device-generic call; backends that have graphs have this one (torch.cuda, for one).
+    ask = getattr(torch.get_device_module(device), "is_current_stream_capturing", None)
+    return ask is not None and bool(ask())
+
+
 class on_stream:  # noqa: N801 - a context manager, named like torch's own
     """Make a stream and its device current, and restore exactly what the thread had before.
 

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from collections import deque
 from collections.abc import Iterator
 from typing import Any, TypeVar
-
-import torch
 
 from prefetch._compiler import opaque
 from prefetch._errors import PrefetchWarning
@@ -42,27 +39,26 @@ class AheadEpoch(Epoch[Any]):
     """A pass that looks ahead.
 
     Args:
-        lane: The way to the device.
+        lane: The way to the device, of this pass.
         feeder: Gives what the lane has issued.
     """
 
     def __init__(self, lane: Lane, feeder: Feeder[Any]) -> None:
         self._lane = lane
         self._feeder = feeder
-        self._last_copied: deque[torch.Event] = deque(maxlen=1)
 
     def __next__(self) -> Any:
         """The next batch, ready for the stream that is current in the calling thread."""
-        lane, feeder, last_copied = self._lane, self._feeder, self._last_copied
+        lane, feeder = self._lane, self._feeder
         del self  # see InlineFeeder: an error that waits for its turn refers to this frame
         if (warning := lane.take_warning()) is not None:  # before a batch is taken: a warning may be made an error
             warnings.warn(warning, PrefetchWarning, stacklevel=2)
-        return _next_ahead(lane, feeder, last_copied)
+        return _next_ahead(lane, feeder)
 
     def close(self) -> None:
         """See :meth:`Epoch.close`; copies under way go on, and keep their host batches."""
         is_gone = self._feeder.close()
-        self._lane.end_pass()
+        self._lane.end()
         if not is_gone:
             text = "the loader is still at work on a batch: the pass ends without it, and its thread when it returns"
             warnings.warn(text, PrefetchWarning, stacklevel=2)
@@ -74,20 +70,16 @@ class AheadEpoch(Epoch[Any]):
     def __del__(self) -> None:
         self._feeder.close()
         if not self._lane.is_gone():
-            self._lane.end_pass()
+            self._lane.end()
 
 
 @opaque
-def _next_ahead(lane: Lane, feeder: Feeder[Any], last_copied: deque[torch.Event]) -> Any:
-    lane.step_done()
+def _next_ahead(lane: Lane, feeder: Feeder[Any]) -> Any:
+    lane.ask()
     try:
-        return lane.deliver(feeder.take(), last_copied)
+        return lane.deliver(feeder.take())
     except StopIteration:
-        # Lets the last host batches go. The wait costs the device nothing: what the caller has queued on the last
-        # batch waits for the same copy.
-        while last_copied:
-            last_copied.pop().synchronize()
-        lane.end_pass()
+        lane.finish()
         raise
 
 

@@ -47,8 +47,8 @@ class Feeder(ABC, Generic[Issued]):
 
     Args:
         iterator: The loader's iterator; dropped when it ends, so that its workers end too.
-        issue: Starts the transfer of one host batch. Must not refer to the feeder: the end of a pass rests on
-            reference counts.
+        issue: Starts the transfer of the host batch at a position of the pass, counted from 0, with errors of the
+            loader. Must not refer to the feeder: the end of a pass rests on reference counts.
         look_ahead: Batches beyond the one taken.
         state: Told after each answer of the loader, and when the answer is taken.
     """
@@ -83,13 +83,14 @@ class InlineFeeder(Feeder[Issued]):
     """
 
     def __init__(
-        self, iterator: Iterator[Any], issue: Callable[[Any], Issued], look_ahead: int, state: PassState
+        self, iterator: Iterator[Any], issue: Callable[[Any, int], Issued], look_ahead: int, state: PassState
     ) -> None:
         self._iterator: Iterator[Any] | None = iterator
         self._issue = issue
         self._look_ahead = look_ahead
         self._state = state
         self._queue: deque[Item] = deque()
+        self._position = -1  # of the loader's last answer
         self._is_superseded = False
 
     def take(self) -> Issued:
@@ -129,6 +130,7 @@ class InlineFeeder(Feeder[Issued]):
         queue = self._queue
         if self._iterator is None or (queue and queue[-1].error is not None):
             return False
+        self._position += 1
         try:
             batch = next(self._iterator)
         except StopIteration:
@@ -140,7 +142,7 @@ class InlineFeeder(Feeder[Issued]):
             return True
         snapshot = self._state.fetched()
         try:
-            issued = self._issue(batch)
+            issued = self._issue(batch, self._position)
         except Exception as error:  # noqa: BLE001 - likewise
             queue.append(Item(None, error, snapshot))
             return True

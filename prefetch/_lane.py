@@ -1,67 +1,76 @@
-"""The way to the device that all passes of one prefetcher share."""
+"""The way to the device: what all passes of one prefetcher share, and how the batches of one pass go."""
 
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from abc import ABC, abstractmethod
-from collections import deque
 from typing import Any, NamedTuple
 
 import torch
 
-from prefetch._device import CallerState, current_stream, has_streams, on_stream
-from prefetch._memory import RecordStream, Sources
+from prefetch._arguments import MemoryName
+from prefetch._consumer_memory import Consumer
+from prefetch._device import CallerState, current_stream, is_capturing, on_stream
+from prefetch._errors import PrefetchError
+from prefetch._memory import Destination, Lent, Memory, RecordStream, is_gone
 from prefetch._search import tensors_on
+from prefetch._sources import Sources
+from prefetch._static_memory import Static
 from prefetch._transfer import Transfer
 
 
 class Arrival(NamedTuple):
     """A batch whose copy is queued: not to be read before ``copied``."""
 
+    position: int
     batch: Any
-    tensors: list[torch.Tensor]
+    lent: list[torch.Tensor]
+    destination: Destination | None
     copied: torch.Event
 
 
 class Lane(ABC):
-    """How a host batch becomes the consumer's, and which thread does what.
+    """How the host batches of one pass become the consumer's, and which thread does what.
 
     :meth:`issue` is called by whoever advances the loader, a background thread perhaps, once the consumer's requests
     allow for the batch; everything else by the thread that asks for batches.
     """
 
-    def __init__(self, transfer: Transfer) -> None:
-        self._transfer = transfer
-
+    @abstractmethod
     def take_warning(self) -> str | None:
         """What has come up since the last call that the caller should be told."""
-        return self._transfer.take_warning()
 
     @abstractmethod
     def caller_state(self) -> CallerState:
         """What a background thread, which is about to advance the loader, takes over from the calling thread."""
 
     @abstractmethod
-    def start_pass(self) -> None:
-        """Order transforms after what the caller has queued so far: they may read tensors of the caller's."""
+    def ask(self) -> None:
+        """The consumer has queued its work on the last batch, and asks for the next.
+
+        Raises:
+            PrefetchError: The work of this thread is captured into a graph at the moment.
+        """
 
     @abstractmethod
-    def step_done(self) -> None:
-        """The consumer asks for the next batch."""
+    def issue(self, batch: Any, position: int) -> Any:
+        """Start the transfer of the batch that the loader gave in this thread, at a position of the pass."""
 
     @abstractmethod
-    def issue(self, batch: Any) -> Any:
-        """Start the transfer of a batch that the loader gave in this thread."""
+    def deliver(self, issued: Any) -> Any:
+        """The batch, for use in the calling thread now."""
 
     @abstractmethod
-    def deliver(self, issued: Any, last_copied: deque[torch.Event]) -> Any:
-        """The batch, for use in the calling thread now; its copy's event, if any, is added to ``last_copied``."""
+    def finish(self) -> None:
+        """The pass has come to its end: after the last batch is delivered."""
 
     @abstractmethod
-    def end_pass(self) -> None:
-        """Order what the caller does next after work on the caller's tensors that is under way: it may change them."""
+    def end(self) -> None:
+        """No more is asked for. What the caller does next comes after work on the caller's tensors that is under way.
+
+        The caller may change them. May be called more than once.
+        """
 
     @abstractmethod
     def is_gone(self) -> bool:
@@ -71,25 +80,32 @@ class Lane(ABC):
 class PlainLane(Lane):
     """Without streams: a batch that is issued is there."""
 
+    def __init__(self, transfer: Transfer) -> None:
+        self._transfer = transfer
+
+    def take_warning(self) -> str | None:
+        """See :meth:`Lane.take_warning`."""
+        return self._transfer.take_warning()
+
     def caller_state(self) -> CallerState:
         """See :meth:`Lane.caller_state`."""
         return CallerState(self._transfer.device, None)
 
-    def start_pass(self) -> None:
-        """Nothing is queued."""
-
-    def step_done(self) -> None:
+    def ask(self) -> None:
         """Nothing is waited for."""
 
-    def issue(self, batch: Any) -> Any:
+    def issue(self, batch: Any, position: int) -> Any:  # noqa: ARG002 - as in Lane
         """Move a batch, if anything is to be done to it."""
         return self._transfer(batch)[0]
 
-    def deliver(self, issued: Any, last_copied: deque[torch.Event]) -> Any:  # noqa: ARG002 - as in Lane
+    def deliver(self, issued: Any) -> Any:
         """The batch itself."""
         return issued
 
-    def end_pass(self) -> None:
+    def finish(self) -> None:
+        """Nothing is held."""
+
+    def end(self) -> None:
         """Nothing is under way."""
 
     def is_gone(self) -> bool:
@@ -97,20 +113,44 @@ class PlainLane(Lane):
         return False
 
 
-class SideStreamLane(Lane):
-    """The side stream, and the memory in flight on it."""
+def _policy(name: MemoryName, prefetch_batches: int, device: torch.device) -> Memory:
+    if name == "consumer":
+        return Consumer(prefetch_batches)
+    if name == "static":
+        return Static(prefetch_batches, device)
+    return RecordStream()
 
-    def __init__(self, stream: torch.Stream, transfer: Transfer, prefetch_batches: int) -> None:
-        self._stream = stream
-        super().__init__(transfer)
-        self._device = transfer.device
-        self._memory = RecordStream()
-        self._sources = Sources(limit=prefetch_batches + 3)
-        self._process = os.getpid()
-        self._last_issued: torch.Event | None = None
-        self._works_on_callers_tensors = transfer.has_transform
-        self._loaders_stream: torch.Stream | None = None
-        self._lock = threading.Lock()  # passes in several threads
+
+class Side:
+    """The side stream, and what is in flight on it: of all passes of one prefetcher, for its whole life."""
+
+    def __init__(self, transfer: Transfer, memory: MemoryName, prefetch_batches: int) -> None:
+        self.stream = torch.Stream(transfer.device)
+        self.transfer = transfer
+        self.memory = _policy(memory, prefetch_batches, transfer.device)
+        self.lent = Lent()
+        self.sources = Sources(limit=prefetch_batches + 3)
+        self.process = os.getpid()
+        self.last_issued: torch.Event | None = None
+        self.works_on_callers_tensors = transfer.has_transform
+        self.loaders_stream: torch.Stream | None = None
+        self.lock = threading.Lock()  # passes in several threads
+
+
+class SideStreamLane(Lane):
+    """Over a side stream. Starts after what the caller has queued so far, if a transform may read tensors of theirs."""
+
+    def __init__(self, side: Side) -> None:
+        self._side = side
+        self._device = side.transfer.device
+        self._memory = side.memory.new_pass()
+        self._last_copied: torch.Event | None = None
+        if side.transfer.has_transform:
+            side.stream.wait_stream(current_stream(self._device))
+
+    def take_warning(self) -> str | None:
+        """See :meth:`Lane.take_warning`."""
+        return self._side.transfer.take_warning() or self._side.memory.take_warning()
 
     def caller_state(self) -> CallerState:
         """See :meth:`Lane.caller_state`.
@@ -118,66 +158,84 @@ class SideStreamLane(Lane):
         What the loader itself does on the device, in that thread, gets a stream of its own, which comes after what the
         caller has queued so far. On the side stream it would hold up the copies.
         """
-        with self._lock:
-            if self._loaders_stream is None:
-                self._loaders_stream = torch.Stream(self._device)
-        self._loaders_stream.wait_stream(current_stream(self._device))
-        return CallerState(self._device, self._loaders_stream)
+        side = self._side
+        with side.lock:
+            if side.loaders_stream is None:
+                side.loaders_stream = torch.Stream(self._device)
+        side.loaders_stream.wait_stream(current_stream(self._device))
+        return CallerState(self._device, side.loaders_stream)
 
-    def start_pass(self) -> None:
-        """See :meth:`Lane.start_pass`."""
-        if self._transfer.has_transform:
-            self._stream.wait_stream(current_stream(self._device))
+    def ask(self) -> None:
+        """See :meth:`Lane.ask`."""
+        if is_capturing(self._device):
+            raise PrefetchError(
+                "a batch is asked for while a graph is captured, which would record the copies: ask before the capture"
+            )
+        self._side.lent.moved_on()
+        self._memory.asked(current_stream(self._device))
+        self._side.sources.release()
 
-    def step_done(self) -> None:
-        """The consumer asks for the next batch."""
-        self._memory.moved_on()
-        self._sources.release()
-
-    def issue(self, batch: Any) -> Arrival:
+    def issue(self, batch: Any, position: int) -> Arrival:
         """Queue the transfer of a host batch on the side stream."""
-        self._memory.make_room()
-        self._sources.make_room()
-        with on_stream(self._stream) as producer:
+        side = self._side
+        side.lent.make_room()
+        side.sources.make_room()
+        with on_stream(side.stream) as producer:
             # What the loader has made on the device itself comes before us and, through us, before the consumer.
             resident = tensors_on(batch, self._device)
             if resident:
-                self._stream.wait_stream(producer)
-                self._works_on_callers_tensors = True
+                side.stream.wait_stream(producer)
+                side.works_on_callers_tensors = True
+            destination = self._memory.destination(position)
             moved = None
+            is_issued = False
             try:
-                moved, tensors = self._transfer(batch)
+                moved, lent = side.transfer(batch, destination)
+                is_issued = True
             finally:  # after an error too: some leaves may be on their way
-                self._last_issued = copied = self._stream.record_event()
+                side.last_issued = copied = side.stream.record_event()
+                if destination is not None:
+                    destination.copied = copied
+                    if not is_issued:  # now, for the error's traceback keeps it
+                        destination.give_back()
                 if moved is not batch:  # else nothing was copied
                     # Device tensors by name: the loader may fill the batch's list anew.
-                    self._sources.hold((batch, resident), copied)
-        return Arrival(moved, tensors + resident, copied)
+                    side.sources.hold((batch, resident), copied)
+        return Arrival(position, moved, lent + resident, destination, copied)
 
-    def deliver(self, arrival: Arrival, last_copied: deque[torch.Event]) -> Any:
-        """The batch, for the stream that is current now; its copy's event is added to ``last_copied``."""
-        last_copied.append(arrival.copied)
+    def deliver(self, arrival: Arrival) -> Any:
+        """The batch, for the stream that is current now."""
+        self._last_copied = arrival.copied
         consumer = current_stream(self._device)
         consumer.wait_event(arrival.copied)
-        self._memory.hand_over(arrival.tensors, consumer)
+        lent = arrival.lent
+        if arrival.destination is not None:
+            lent = [*lent, *arrival.destination.hand_over(consumer)]
+        self._side.lent.hand_over(lent, consumer)
+        self._memory.delivered(arrival.position)
         return arrival.batch
 
-    def end_pass(self) -> None:
-        """See :meth:`Lane.end_pass`."""
+    def finish(self) -> None:
+        """See :meth:`Lane.finish`: lets the last host batches go.
+
+        The wait costs the device nothing: what the caller has queued on the last batch waits for the same copy.
+        """
+        copied, self._last_copied = self._last_copied, None
+        if copied is not None:
+            copied.synchronize()
+        self.end()
+
+    def end(self) -> None:
+        """See :meth:`Lane.end`."""
+        side = self._side
+        self._memory.end()
         caller = current_stream(self._device)
-        if self._works_on_callers_tensors and self._last_issued is not None:
-            caller.wait_event(self._last_issued)
-        if self._loaders_stream is not None:
-            caller.wait_stream(self._loaders_stream)
-        self._sources.release()
+        if side.works_on_callers_tensors and side.last_issued is not None:
+            caller.wait_event(side.last_issued)
+        if side.loaders_stream is not None:
+            caller.wait_stream(side.loaders_stream)
+        side.sources.release()
 
     def is_gone(self) -> bool:
         """Whether the device is not ours any more: the interpreter ends, or this is a forked process."""
-        return sys.is_finalizing() or os.getpid() != self._process
-
-
-def new_lane(transfer: Transfer, prefetch_batches: int) -> Lane:
-    """The way to the device of a transfer."""
-    if not has_streams(transfer.device):
-        return PlainLane(transfer)
-    return SideStreamLane(torch.Stream(transfer.device), transfer, prefetch_batches)
+        return is_gone(self._side.process)

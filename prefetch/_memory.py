@@ -1,13 +1,16 @@
-"""Who keeps memory alive while streams use it: on the device, and the host batches under running copies."""
+"""Who owns the device memory of the batches, and when it may be used again: the interface of the policies.
+
+And the simplest of them; the others are in ``_consumer_memory`` and ``_static_memory``.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import threading
+import sys
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -16,8 +19,82 @@ import torch
 _UNFINISHED_STEPS = 1
 
 
-class RecordStream:
-    """Batches are allocated on the side stream and lent to the consumer's with ``record_stream``.
+class Layout(NamedTuple):
+    """What a dense tensor needs of its memory."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class Destination(ABC):
+    """Where one batch goes. Its memory is given back if it is let go of before it is handed over."""
+
+    takes_device_tensors = False
+    """Whether leaves that are on the device already go here too. If not, they stay where they are."""
+
+    copied: torch.Event | None = None
+    """When all that was queued for the batch is done; to be set once it is queued, or has failed to be."""
+
+    @abstractmethod
+    def tensor(self, layout: Layout) -> torch.Tensor | None:
+        """Memory for the batch's next tensor; ``None``: it is to be allocated on the side stream.
+
+        In the order in which the batch is traversed.
+        """
+
+    @abstractmethod
+    def open(self, side: torch.Stream) -> None:
+        """After the last :meth:`tensor`: let ``side`` wait until all of them may be written to."""
+
+    @abstractmethod
+    def hand_over(self, consumer: torch.Stream) -> Sequence[torch.Tensor]:
+        """The tensors belong to the consumer now; those that are to be recorded on its stream are returned."""
+
+    @abstractmethod
+    def give_back(self) -> None:
+        """The batch will not be delivered, though copies of it may be under way. Does nothing after a hand-over."""
+
+    def __del__(self) -> None:
+        self.give_back()
+
+
+class PassMemory(ABC):
+    """A policy for one pass. :meth:`destination` is called by who issues batches, the rest by who asks for them."""
+
+    def asked(self, consumer: torch.Stream) -> None:  # noqa: B027 - not every policy needs it
+        """The next batch is asked for on ``consumer``, where all work on earlier ones is queued."""
+
+    @abstractmethod
+    def destination(self, position: int) -> Destination | None:
+        """For the batch at a position of the pass; ``None``: all of it is to be allocated on the side stream."""
+
+    def delivered(self, position: int) -> None:  # noqa: B027 - likewise
+        """The batch at ``position`` has been handed over, and no work on it is queued yet."""
+
+    def end(self) -> None:  # noqa: B027 - likewise
+        """No batch of this pass will be asked for any more."""
+
+
+class Memory(ABC):
+    """A policy, for all passes of one prefetcher."""
+
+    @abstractmethod
+    def new_pass(self) -> PassMemory:
+        """For a pass that starts."""
+
+    def take_warning(self) -> str | None:
+        """What has come up since the last call that the caller should be told."""
+        return None
+
+
+def is_gone(process: int) -> bool:
+    """Whether the device is not that of ``process`` any more: the interpreter ends, or this is a forked process."""
+    return sys.is_finalizing() or os.getpid() != process
+
+
+class Lent:
+    """Memory that is allocated on the side stream, and lent to the consumer's with ``record_stream``.
 
     The allocator then reuses a freed block only after the consumer's kernels. It learns that they are done when it
     is next asked for memory; a host that runs ahead of the device would therefore allocate new blocks without end.
@@ -28,7 +105,8 @@ class RecordStream:
     one that the loop's variable still holds, and the one before. The last was let go after the consumer had begun to
     wait for the next batch's copy, so that it is free only when that copy is done, though no kernel uses it any more.
 
-    Belongs to a prefetcher, not to a pass, so that the bound holds over short and broken-off passes.
+    Belongs to a prefetcher, not to a pass, so that the bound holds over short and broken-off passes. Whatever the
+    policy, some memory may be lent: what objects with a ``.to`` of their own allocate, for example.
     """
 
     def __init__(self) -> None:
@@ -51,63 +129,19 @@ class RecordStream:
             step.synchronize()
 
     def hand_over(self, tensors: Iterable[torch.Tensor], consumer: torch.Stream) -> None:
-        """Give a batch's memory to the work that ``consumer`` will queue on it."""
+        """Give memory to the work that ``consumer`` will queue on it."""
         for tensor in tensors:
             tensor.record_stream(consumer)
-        self._consumer = consumer
+            self._consumer = consumer
 
 
-class Sources:
-    """Host batches whose copies may still run: held until the copies are seen to be done.
+class RecordStream(Memory, PassMemory):
+    """``memory="record_stream"``: everything is allocated on the side stream and lent."""
 
-    The pinned allocator protects only blocks that it handed out itself; memory that was page-locked by other means
-    would be freed under the running copy.
+    def new_pass(self) -> RecordStream:
+        """The same for all."""
+        return self
 
-    Args:
-        limit: How many batches may be held. While batches are delivered there are never so many, since the consumer's
-            steps hold the host back; a transform that fails on each of them delivers none.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._process = os.getpid()
-        self._held: deque[tuple[torch.Event, Any]] = deque()
-        # A finalizer may interrupt the thread that holds it, and call release(). Batches are let go outside of it, for
-        # that may run any code.
-        self._lock = threading.RLock()
-
-    def make_room(self) -> None:
-        """Wait, on the host, until another batch may be held."""
-        if len(self._held) < self._limit:
-            return
-        held = list(self._held)
-        for copied, _ in held[: len(held) - self._limit + 1]:
-            copied.synchronize()
-        del held
-        self.release()
-
-    def hold(self, batch: Any, copied: torch.Event) -> None:
-        """Keep ``batch`` until ``copied`` has happened."""
-        self._held.append((copied, batch))
-
-    def release(self) -> None:
-        """Drop those whose copies are done."""
-        while True:
-            try:
-                first = self._held[0]
-            except IndexError:
-                return
-            if not first[0].query():
-                return
-            with self._lock:
-                if self._held and self._held[0] is first:  # no other thread, and no finalizer, was quicker
-                    self._held.popleft()
-            del first
-
-    def __del__(self) -> None:
-        if os.getpid() != self._process:
-            return  # in a forked process the copies, and the device, are the parent's
-        # A device that has failed runs no copies any more, and says so at the caller's next call.
-        with contextlib.suppress(RuntimeError):
-            for copied, _ in self._held:
-                copied.synchronize()
+    def destination(self, position: int) -> None:  # noqa: ARG002 - as in PassMemory
+        """There is none."""
+        return

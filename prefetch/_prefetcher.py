@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar, overload
 import torch
 
 from prefetch._arguments import (
-    Memory,
+    MemoryName,
     check_background,
     check_dtype,
     check_loader,
@@ -26,7 +26,7 @@ from prefetch._compiler import opaque
 from prefetch._device import has_streams, resolve
 from prefetch._epoch import AheadEpoch, Epoch, PlainEpoch
 from prefetch._feeder import InlineFeeder
-from prefetch._lane import Lane, new_lane
+from prefetch._lane import PlainLane, Side, SideStreamLane
 from prefetch._loaders import has_one_iterator, loads_apart, parts_of
 from prefetch._members import Members
 from prefetch._state import LoaderState
@@ -38,7 +38,7 @@ Loaded = TypeVar("Loaded")
 # Methods that are here where the loader has them, and never the loader's own: those would count what is looked ahead.
 _STATE_METHODS = ("state_dict", "load_state_dict")
 
-_lane_lock = threading.Lock()
+_side_lock = threading.Lock()
 _open_passes: Members[Epoch[Any]] = Members()  # of all prefetchers: two of them may wrap one loader
 
 
@@ -121,7 +121,7 @@ class CUDAPrefetcher(Generic[T]):
         *,
         prefetch_batches: int = 2,
         background: bool | None = None,
-        memory: Memory = "record_stream",
+        memory: MemoryName = "record_stream",
         pin_memory: bool = True,
         transform: None = None,
         dtype: torch.dtype | None = None,
@@ -137,7 +137,7 @@ class CUDAPrefetcher(Generic[T]):
         *,
         prefetch_batches: int = 2,
         background: bool | None = None,
-        memory: Memory = "record_stream",
+        memory: MemoryName = "record_stream",
         pin_memory: bool = True,
         transform: Callable[[Loaded], T],
         dtype: torch.dtype | None = None,
@@ -152,7 +152,7 @@ class CUDAPrefetcher(Generic[T]):
         *,
         prefetch_batches: int = 2,
         background: bool | None = None,
-        memory: Memory = "record_stream",
+        memory: MemoryName = "record_stream",
         pin_memory: bool = True,
         transform: Callable[[Any], T] | None = None,
         dtype: torch.dtype | None = None,
@@ -179,7 +179,8 @@ class CUDAPrefetcher(Generic[T]):
             pin_memory=pin_memory,
         )
         self._background = background
-        self._lane: Lane | None = None
+        self._memory = memory
+        self._side: Side | None = None
         self._passes: Members[Epoch[T]] = Members()
         self._state = LoaderState(loader)
         if self._state.is_kept():
@@ -226,16 +227,18 @@ class CUDAPrefetcher(Generic[T]):
         state = self._state.track(looks_ahead=look_ahead > 0)
         if is_plain:
             return PlainEpoch(iterator, self._transfer)
-        if self._lane is None:
-            with _lane_lock:  # two threads may start the first pass
-                if self._lane is None:
-                    self._lane = new_lane(self._transfer, self._prefetch_batches)
-        lane = self._lane
-        lane.start_pass()
+        lane = SideStreamLane(self._own_side()) if has_streams(self._device) else PlainLane(self._transfer)
         if background:
             feeder = BackgroundFeeder(iterator, lane.issue, look_ahead, state, lane.caller_state, self._loader)
             return AheadEpoch(lane, feeder)
         return AheadEpoch(lane, InlineFeeder(iterator, lane.issue, look_ahead, state))
+
+    def _own_side(self) -> Side:
+        if self._side is None:
+            with _side_lock:  # two threads may start the first pass
+                if self._side is None:
+                    self._side = Side(self._transfer, self._memory, self._prefetch_batches)
+        return self._side
 
     def close(self) -> None:
         """End every pass that is open. A later loop starts a new one; leaving a ``with`` block does the same.
@@ -284,7 +287,7 @@ class CUDAPrefetcher(Generic[T]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but the side stream and the open passes, which belong to this object in this process."""
-        return self.__dict__ | {"_lane": None, "_passes": None}
+        return self.__dict__ | {"_side": None, "_passes": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _passes=Members())

@@ -44,7 +44,7 @@ class Staging:
             return source
         elif self._looks_for_pageable:
             self._note(source)
-        return _staged(source) if self._pins and type(source) in _ORDINARY and is_plain(source) else source
+        return _staged(source) if self._pins and is_ordinary(source) else source
 
     def look_into(self, obj: Any) -> None:
         """Note pageable memory in the first object that copies itself, and leave it as it is."""
@@ -84,6 +84,16 @@ def is_plain(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_nested
 
 
+def is_ordinary(tensor: torch.Tensor) -> bool:
+    """Whether the copy of a tensor is just another plain tensor of the same shape and type."""
+    return type(tensor) in _ORDINARY and is_plain(tensor) and not tensor.is_quantized
+
+
+def dense_strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The strides that ``.to`` gives a copy: of a dense tensor its own, of any other what torch thinks best."""
+    return tensor.stride() if _is_dense(tensor) else tensor.to("meta").stride()
+
+
 def _is_dense(tensor: torch.Tensor) -> bool:
     """Whether the elements fill their memory, in whatever order; if not plain, torch copies part by part."""
     if not is_plain(tensor):
@@ -99,9 +109,8 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 def _staged(source: torch.Tensor) -> torch.Tensor:
     source = source.detach()
-    # The strides that .to gives a copy: of a dense tensor its own, of any other what torch thinks best.
-    strides = source.stride() if _is_dense(source) else source.to("meta").stride()
-    # Said, since torch.set_default_device would change it.
+    # The device is said, since torch.set_default_device would change it.
+    strides = dense_strides(source)
     buffer = torch.empty_strided(source.shape, strides, dtype=source.dtype, device=HOST, pin_memory=True)
     try:
         return buffer.copy_(source)

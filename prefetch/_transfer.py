@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 
-from prefetch._batch import walk
-from prefetch._device import has_streams, is_host
+from prefetch._batch import Visitor, walk
+from prefetch._device import current_stream, has_streams, is_host
 from prefetch._errors import PrefetchError
+from prefetch._memory import Destination, Layout
 from prefetch._rebuild import own_copy
 from prefetch._search import memory_of, tensors_on
-from prefetch._staging import Staging, is_plain
+from prefetch._staging import Staging, dense_strides, is_ordinary, is_plain
 
 # The dimensions of the tensors to which a memory format can be given, as in torch.empty(memory_format=).
 _MEMORY_FORMAT_DIMS = {
@@ -68,11 +69,16 @@ class Transfer:
         """Whether code of the user's runs on the batches."""
         return self._transform is not None
 
-    def __call__(self, batch: Any) -> tuple[Any, list[torch.Tensor]]:
+    def __call__(self, batch: Any, destination: Destination | None = None) -> tuple[Any, list[torch.Tensor]]:
         """Move a batch; nothing in ``batch`` is written to.
 
+        Args:
+            batch: What the loader gave.
+            destination: The memory for the dense tensors of the result. What it has no memory for, tensors of other
+                kinds, and those that objects make of themselves, are allocated on the current stream.
+
         Returns:
-            The batch on the device, and the tensors there that were made for it.
+            The batch on the device, and the tensors there that were made for it, but those in ``destination``.
 
         Raises:
             PrefetchError: A container of the batch cannot be rebuilt.
@@ -83,24 +89,29 @@ class Transfer:
             # inference tensors are passed on, and only under the mode a transform may write to them.
             if self.moves and torch.is_inference_mode_enabled():
                 with torch.inference_mode(False):
-                    return self._moved(batch)
-            return self._moved(batch)
+                    return self._moved(batch, destination)
+            return self._moved(batch, destination)
         except StopIteration as error:  # would end the user's loop without a word (PEP 479)
             raise RuntimeError("a batch's transform or .to() raised StopIteration") from error
 
-    def _moved(self, batch: Any) -> tuple[Any, list[torch.Tensor]]:
-        move = _Move(self)
+    def _moved(self, batch: Any, destination: Destination | None) -> tuple[Any, list[torch.Tensor]]:
+        move = _Move(self, destination if self._transform is None else None)
         try:
-            moved = walk(batch, move)
-        except RecursionError as error:
-            raise PrefetchError("a container in the batch holds itself: give it a method .to(device)") from error
+            moved = _walked(batch, move)
+            move.fill()
         finally:
             self._staging.name_pageable(batch)
         if self._transform is None:
             return moved, move.tensors
         with torch.no_grad():
             moved = self._transform(moved)
-        return moved, tensors_on(moved, self.device)
+        if destination is None:
+            return moved, tensors_on(moved, self.device)
+        placement = _Placement(self, destination)
+        moved = _walked(moved, placement)
+        placement.fill()
+        placed = {id(place) for place, _ in placement.copies}
+        return moved, [tensor for tensor in tensors_on(moved, self.device) if id(tensor) not in placed]
 
     def convert(self, tensor: torch.Tensor) -> torch.Tensor:
         """Cast and format a leaf: after the copy, so that the narrow type crosses the bus."""
@@ -110,11 +121,32 @@ class Transfer:
             return tensor.to(dtype=dtype, memory_format=memory_format)
         return tensor.to(dtype)
 
+    def layout(self, source: torch.Tensor) -> Layout:
+        """What :meth:`copy` and :meth:`convert` would make of a dense tensor."""
+        dtype = self._dtype if self._dtype is not None and source.is_floating_point() else source.dtype
+        memory_format = self._memory_format
+        if memory_format and source.dim() in _MEMORY_FORMAT_DIMS[memory_format]:
+            strides = torch.empty(source.shape, device="meta", memory_format=memory_format).stride()
+        else:
+            strides = dense_strides(source)
+        return Layout(tuple(source.shape), strides, dtype)
+
     def copy(self, source: torch.Tensor) -> torch.Tensor:
         """A leaf on the device, copied asynchronously where that is possible."""
         if self.non_blocking:
             source = self._staging.prepare(source)
         return source.to(self.device, non_blocking=self.non_blocking)
+
+    def fill(self, place: torch.Tensor, source: torch.Tensor) -> None:
+        """Copy a leaf to where it belongs, and convert it on the way."""
+        data = source.detach()
+        if data.device != self.device:
+            data = self._staging.prepare(data)
+            if data.dtype != place.dtype or data.stride() != place.stride():
+                data = data.to(self.device, non_blocking=True)  # the device converts faster, and while the host goes on
+        place.copy_(data, non_blocking=True)
+        if source.requires_grad:
+            place.requires_grad_()
 
     def look_into(self, obj: Any) -> None:
         """Note pageable memory in an object that copies itself."""
@@ -126,21 +158,81 @@ class Transfer:
         return self._staging.take_warning()
 
 
-class _Move:
-    """The traversal that moves one batch; two references to one object stay references to one."""
+def _walked(batch: Any, visitor: Visitor) -> Any:
+    try:
+        return walk(batch, visitor)
+    except RecursionError as error:
+        raise PrefetchError("a container in the batch holds itself: give it a method .to(device)") from error
 
-    __slots__ = ("_moved", "_transfer", "skip_keys", "tensors")
 
-    def __init__(self, transfer: Transfer) -> None:
-        self.skip_keys = transfer.skip_keys
-        self.tensors: list[torch.Tensor] = []
+class _Placement:
+    """The traversal that gives the dense device tensors of a batch their place in a destination.
+
+    Memory for all comes first, and then, in :meth:`fill`, the copies: they wait for what was queued before the memory
+    was handed out. Two references to one object stay references to one.
+    """
+
+    skip_keys: frozenset[str] = frozenset()
+
+    def __init__(self, transfer: Transfer, destination: Destination | None) -> None:
+        self.copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._transfer = transfer
-        self._moved: dict[int, tuple[Any, Any]] = {}  # by id; the source is held, so that no id is used twice
+        self._destination = destination
+        self._done: dict[int, tuple[Any, Any]] = {}  # by id; the source is held, so that no id is used twice
 
     def leaf(self, source: torch.Tensor) -> Any:
-        known = self._moved.get(id(source))
+        known = self._done.get(id(source))
         if known is not None:
             return known[1]
+        place = None
+        if source.device == self._transfer.device:
+            place = self._place(source, Layout(tuple(source.shape), dense_strides(source), source.dtype))
+        result = source if place is None else place
+        self._done[id(source)] = (source, result)
+        return result
+
+    def other(self, source: Any) -> Any:
+        return source
+
+    def fill(self) -> None:
+        """Copy to the places what belongs there."""
+        if self._destination is not None:
+            self._destination.open(current_stream(self._transfer.device))
+            for place, source in self.copies:
+                self._transfer.fill(place, source)
+
+    def _place(self, source: torch.Tensor, layout: Layout) -> torch.Tensor | None:
+        if self._destination is None or not source.numel() or not is_ordinary(source):
+            return None
+        place = self._destination.tensor(layout)
+        if place is not None:
+            self.copies.append((place, source))
+        return place
+
+
+class _Move(_Placement):
+    """The traversal that moves one batch."""
+
+    def __init__(self, transfer: Transfer, destination: Destination | None) -> None:
+        super().__init__(transfer, destination)
+        self.skip_keys = transfer.skip_keys
+        self.tensors: list[torch.Tensor] = []
+
+    def leaf(self, source: torch.Tensor) -> Any:
+        known = self._done.get(id(source))
+        if known is not None:
+            return known[1]
+        transfer, destination = self._transfer, self._destination
+        place = None
+        if destination is not None and (
+            is_host(source.device) or (destination.takes_device_tensors and source.device == transfer.device)
+        ):
+            place = self._place(source, transfer.layout(source))
+        result = self._moved(source) if place is None else place
+        self._done[id(source)] = (source, result)
+        return result
+
+    def _moved(self, source: torch.Tensor) -> torch.Tensor:
         transfer = self._transfer
         result = source
         if transfer.moves:
@@ -151,14 +243,13 @@ class _Move:
             if source.requires_grad:
                 result = result.detach().requires_grad_()  # a leaf, without the graph of the copy
             self.tensors += memory_of(result)
-        self._moved[id(source)] = (source, result)
         return result
 
     def other(self, source: Any) -> Any:
         transfer = self._transfer
         if not transfer.moves:
             return source
-        known = self._moved.get(id(source))
+        known = self._done.get(id(source))
         if known is not None:
             return known[1]
         transfer.look_into(source)
@@ -167,7 +258,7 @@ class _Move:
         if result is None:
             result = clone
         self.tensors += tensors_on(result, transfer.device)
-        self._moved[id(source)] = (source, result)
+        self._done[id(source)] = (source, result)
         return result
 
 

@@ -21,7 +21,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler,
 
 from prefetch import CUDAPrefetcher, PrefetchError, PrefetchWarning
 from prefetch._background import _Bell
-from prefetch._lane import SideStreamLane
+from prefetch._lane import Side, SideStreamLane
 from prefetch._state import PassState
 from tests.helpers import Numbered, feeding_threads, join_feeding_threads, numbered
 
@@ -393,11 +393,11 @@ class TestErrors:
     def test_pass_that_cannot_start(self, sim: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         """The error is the device's, and nothing else is complained about."""
 
-        def fails(lane: SideStreamLane) -> Any:
+        def fails(lane: SideStreamLane, side: Side) -> None:
             raise RuntimeError("device lost")
 
         prefetcher = CUDAPrefetcher(numbered(2), "sim", background=True)
-        monkeypatch.setattr(SideStreamLane, "start_pass", fails)
+        monkeypatch.setattr(SideStreamLane, "__init__", fails)
         with pytest.raises(RuntimeError, match="device lost"):
             iter(prefetcher)
 

@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import DataLoader, Dataset
 
 from prefetch import CUDAPrefetcher
-from prefetch._memory import Sources
+from prefetch._sources import Sources
 from prefetch._search import tensors_on
 from tests.helpers import Numbered, run_python
 
@@ -355,8 +355,8 @@ class TestReferences:
         iterator = iter(prefetcher)
         assert next(iterator)[0].item() == 0.0
         assert is_asked.wait(60)
-        assert prefetcher._lane is not None
-        prefetcher._lane.step_done()  # where host batches are released
+        assert prefetcher._side is not None
+        prefetcher._side.sources.release()
         assert loader.alive() == []
         may_go_on.set()
         assert [batch[0].item() for batch in iterator] == [1.0, 2.0]
@@ -582,7 +582,7 @@ from tests.helpers import Numbered, run_python
 simulator.load()
 simulator.configure(latency_us=200_000)
 from prefetch import CUDAPrefetcher
-from prefetch._memory import Sources
+from prefetch._sources import Sources
 from prefetch._search import tensors_on
 
 prefetcher = CUDAPrefetcher(Numbered(4), "sim", transform=lambda batch: batch)

@@ -53,7 +53,7 @@ def test_copies_overlap_a_running_kernel(sim: Any) -> None:
     first = next(iterator)
     sim.hold_kernel()
     total = first.sum()
-    prefetcher._lane._stream.synchronize()  # type: ignore[union-attr]  # would never return if a copy waited
+    prefetcher._side.stream.synchronize()  # type: ignore[union-attr]  # would never return if a copy waited
     assert [span.name for span in sim.trace()].count("copy_h2d") == 3
     sim.release_kernels()
     assert total.item() == float(first.numel())
@@ -87,12 +87,12 @@ def test_one_side_stream_for_life(sim: Any, background: bool) -> None:
 def test_no_stream_before_the_first_pass(sim: Any) -> None:
     """The side stream is made with the first pass, and stays."""
     prefetcher = CUDAPrefetcher(Numbered(1), "sim")
-    assert prefetcher._lane is None
+    assert prefetcher._side is None
     list(prefetcher)
-    lane = prefetcher._lane
+    side = prefetcher._side
     list(prefetcher)
-    assert lane is not None
-    assert prefetcher._lane is lane
+    assert side is not None
+    assert prefetcher._side is side
 
 
 @pytest.mark.parametrize("background", [False, True])
