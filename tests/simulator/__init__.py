@@ -6,7 +6,8 @@ bandwidth, kernels ``kernel_us`` or what :func:`busy` says. A caching allocator 
 ``record_stream``, hands out the last freed block first and poisons it (0xFF: NaN, or -1). A pinned allocator keeps
 blocks until the copies that use them are over. Copies from pageable memory block. A race detector follows what was
 waited for, not when things happened: it reports every access that no wait puts in order, also the host's writes to
-pinned memory that a copy still reads.
+pinned memory that a copy still reads. ``torch.accelerator.Graph`` captures the work of a stream, and of those that wait
+for it, and replays it on whatever is at its addresses then.
 
 Two modes. *Threads*: every stream has a worker thread, durations are real, wrong programs compute wrong data; gates
 (:func:`hold_copies`, :func:`hold_kernel`) stop the device where a test wants it, so that no test races a clock.
@@ -18,7 +19,13 @@ Use the fixtures of :mod:`tests.simulator.fixtures`. Importing this module neith
 
 Limits
 ------
-* There are no copies between the two devices, no CUDA graphs, no stream priorities; memory is not limited.
+* There are no copies between the two devices, no stream priorities; memory is not limited.
+* Memory allocated in a capture is new, poisoned then and never by a replay, and nobody else's until the graph is reset,
+  whatever pool was named. All other memory, pinned memory included, must be kept by the program; a replay that uses
+  some which was given back to the system raises. To wait for anything, or ask whether it has finished, counts as unsafe
+  during a capture; for the whole device it is as forbidden as for the capturing stream. Operators that wait for their
+  stream (see below) cannot be captured, nor can copies that are not asynchronous. Each replay runs what other streams
+  did in the capture on the same streams of the graph's own, so two replays at once are in some order there.
 * Races are seen per block of memory: disjoint slices of one tensor used by two streams are reported.
 * What one host thread waited for counts as known to all of them, which can hide a race between threads. They share
   one simulated clock too: what two of them spend with :func:`host_busy` adds up.
@@ -26,10 +33,10 @@ Limits
   there already goes unseen, and so does writing to a buffer into which the device may still be copying. Its reading
   the destination of a copy under way is no race report, only old or poisoned data.
 * A blocking or pageable copy waits for its whole stream, as does ``.item()``.
-* Operators run their CPU kernels; those with data-dependent shapes, views without a kernel of their own and sparse
-  arguments wait for the stream. Each operator costs the host some 100 us, the very first one 2 s. There is no LSTM or
-  GRU (no CPU kernel does what torch asks of a device). Sparse and nested tensors can be moved and taken apart, not
-  computed with.
+* Operators run their CPU kernels; those with data-dependent shapes, lists as results, views without a kernel of their
+  own and sparse arguments wait for the stream. Each operator costs the host some 100 us, the very first one 2 s. There
+  is no LSTM or GRU (no CPU kernel does what torch asks of a device). Sparse and nested tensors can be moved and taken
+  apart, not computed with.
 * ``torch.Generator(device="sim")`` does not exist; random operators draw from a generator of the device's own.
 * The device takes precedence over CUDA in ``torch.accelerator``, so a process has the one or the other.
 """

@@ -32,6 +32,11 @@ def _index_of(index: torch.device | str | int | None) -> int | None:
     return torch.device(index).index
 
 
+def _is_current_stream_capturing() -> bool:
+    # Naming the index spares torch the longer way to it: loops ask this at every step.
+    return torch.accelerator.current_stream(torch.accelerator.current_device_index()).is_capturing()
+
+
 def make(device_count: int) -> types.ModuleType:
     """Build the module; to be registered once, under the backend's name."""
     pid = os.getpid()
@@ -44,6 +49,7 @@ def make(device_count: int) -> types.ModuleType:
         "current_device": torch.accelerator.current_device_index,
         "set_device": torch.accelerator.set_device_index,
         "current_stream": torch.accelerator.current_stream,
+        "is_current_stream_capturing": _is_current_stream_capturing,
         "synchronize": torch.accelerator.synchronize,
         "manual_seed": torch.ops.sim.manual_seed,
         "manual_seed_all": torch.ops.sim.manual_seed,

@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "device_allocator.h"
+#include "graphs.h"
 #include "pinned_allocator.h"
 #include "random.h"
 #include "settings.h"
@@ -84,6 +85,7 @@ void release_all() {
 
 // Everything finished, as if nothing had happened; errors and races that nobody asked for are dropped.
 void reset() {
+  reset_graphs(); // first: nothing can be waited for during a capture
   release_all();
   Runtime& runtime = Runtime::get();
   for (int stream = 0; stream < kStreams; stream++) {

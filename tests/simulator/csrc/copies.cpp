@@ -7,6 +7,7 @@
 
 #include <cstring>
 
+#include "captures.h"
 #include "pinned_allocator.h"
 #include "settings.h"
 #include "tensors.h"
@@ -55,39 +56,48 @@ bool prepare_pinned(const PinnedBlock& block, const void* begin, size_t bytes, b
   return block.history.has_write_beyond(runtime.host_clock);
 }
 
-// Between host and device, dense: one transfer. It is asynchronous exactly if asked for and if the host side is pinned.
-void transfer(const Tensor& source, const Tensor& destination, bool non_blocking) {
-  const bool to_device = on_device(destination);
-  const Tensor& host = to_device ? source : destination;
-  const Tensor& device = to_device ? destination : source;
-  PinnedBlock* const pinned = PinnedAllocator::get().find(host.storage().data());
-  const bool asynchronous = non_blocking && pinned;
-  const size_t bytes = source.nbytes();
-  const char* const from = static_cast<const char*>(source.const_data_ptr());
-  char* const to = static_cast<char*>(destination.mutable_data_ptr());
+// Between host and device, dense, and by address: a graph does it again.
+struct Transfer {
+  bool to_device;
+  const char* from;
+  char* to;
+  size_t bytes;
 
-  const bool unsettled = pinned && prepare_pinned(*pinned, host.const_data_ptr(), bytes, !to_device);
-  std::unique_ptr<char[]> snapshot, landing;
-  if (asynchronous && to_device && settings.race && !unsettled) snapshot = PinnedWatch::snapshot(from, bytes);
-  if (asynchronous && !to_device && settings.virtual_time) landing.reset(new char[bytes]);
+  const char* host_side() const { return to_device ? from : to; }
+  const char* device_side() const { return to_device ? to : from; }
+};
 
-  const int stream = current_stream();
+// Returns its tick on the stream. A landing is where a copy to pinned memory goes in the meantime.
+int64_t submit(const Transfer& transfer, int stream, PinnedBlock* pinned, char* landing = nullptr) {
+  const auto [to_device, from, to, bytes] = transfer;
   Work work{.stream = stream,
             .name = to_device ? "copy_h2d" : "copy_d2h",
             .engine = to_device ? Engine::HostToDevice : Engine::DeviceToHost,
             .bytes = bytes,
-            .body = [to = landing ? landing.get() : to, from, bytes] { std::memcpy(to, from, bytes); }};
+            .body = [to = landing ? landing : to, from, bytes] { std::memcpy(to, from, bytes); }};
   auto& device_side = to_device ? work.writes : work.reads;
   auto& host_side = to_device ? work.reads : work.writes;
-  if (DeviceBlock* block = block_of(device)) device_side.push_back(block);
+  if (DeviceBlock* block = DeviceAllocator::get().find(transfer.device_side())) device_side.push_back(block);
   if (pinned) host_side.push_back(pinned);
-  const int64_t tick = launch(std::move(work));
+  return submit(std::move(work));
+}
 
-  if (!asynchronous) {
-    synchronize_stream(stream);
-    return;
-  }
-  PinnedAllocator::get().copy_submitted(*pinned, stream);
+void submit_blocking(const Transfer& transfer, int stream, PinnedBlock* pinned) {
+  check_host_uses_stream(stream, "a copy that blocks the host");
+  if (pinned) prepare_pinned(*pinned, transfer.host_side(), transfer.bytes, !transfer.to_device);
+  submit(transfer, stream, pinned);
+  finish_stream(stream);
+}
+
+void submit_asynchronous(const Transfer& transfer, int stream, PinnedBlock& pinned) {
+  const auto [to_device, from, to, bytes] = transfer;
+  const bool unsettled = prepare_pinned(pinned, transfer.host_side(), bytes, !to_device);
+  std::unique_ptr<char[]> snapshot, landing;
+  if (to_device && settings.race && !unsettled) snapshot = PinnedWatch::snapshot(from, bytes);
+  if (!to_device && settings.virtual_time) landing.reset(new char[bytes]);
+  const int64_t tick = submit(transfer, stream, &pinned, landing.get());
+
+  PinnedAllocator::get().copy_submitted(pinned, stream);
   Runtime& runtime = Runtime::get();
   if (snapshot) {
     std::lock_guard lock(runtime.mutex);
@@ -97,6 +107,32 @@ void transfer(const Tensor& source, const Tensor& destination, bool non_blocking
     runtime.landings.add(stream, tick, to, bytes, std::move(landing));
     runtime.landings.host_learns(runtime.host_clock); // another thread may have waited for it by now
   }
+}
+
+void launch_asynchronous(const Transfer& transfer, int stream, PinnedBlock& pinned) {
+  const CapturePtr capture = capture_on(stream);
+  if (!capture) {
+    submit_asynchronous(transfer, stream, pinned);
+    return;
+  }
+  capture->record_launch(stream, [transfer](int stream) {
+    DeviceAllocator::get().mapped(transfer.device_side(), transfer.bytes);
+    PinnedBlock& pinned_now = PinnedAllocator::get().mapped(transfer.host_side(), transfer.bytes);
+    launch_asynchronous(transfer, stream, pinned_now);
+  });
+}
+
+// One transfer. It is asynchronous exactly if asked for and if the host side is pinned.
+void transfer(const Tensor& source, const Tensor& destination, bool non_blocking) {
+  const Transfer transfer{.to_device = on_device(destination),
+                          .from = static_cast<const char*>(source.const_data_ptr()),
+                          .to = static_cast<char*>(destination.mutable_data_ptr()),
+                          .bytes = source.nbytes()};
+  PinnedBlock* const pinned = PinnedAllocator::get().find(transfer.host_side());
+  if (non_blocking && pinned)
+    launch_asynchronous(transfer, current_stream(), *pinned);
+  else
+    submit_blocking(transfer, current_stream(), pinned);
 }
 
 // Other dtype, other strides or holes: through contiguous temporaries. With non_blocking the dtype changes on the

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "block_lookup.h"
+#include "captures.h"
 #include "device_type.h"
 #include "settings.h"
 
@@ -21,11 +22,11 @@ size_t round_up(size_t bytes) {
 }
 
 // Work of its own on the stream: in stream order this harms no correct program, but whoever still reads the memory
-// without having told anyone finds NaN, or -1, and is reported.
+// without having told anyone finds NaN, or -1, and is reported. Never part of a graph.
 void poison(DeviceBlock& block, const char* why) {
   char* begin = block.begin;
   const size_t bytes = block.bytes;
-  launch({.stream = block.stream, .name = why, .traced = false, .writes = {&block}, .body = [begin, bytes] {
+  submit({.stream = block.stream, .name = why, .traced = false, .writes = {&block}, .body = [begin, bytes] {
             std::memset(begin, 0xFF, bytes);
           }});
 }
@@ -42,14 +43,34 @@ DeviceBlock* DeviceAllocator::find(const void* address) {
   return block_containing(blocks_, address);
 }
 
+DeviceBlock& DeviceAllocator::mapped(const void* begin, size_t bytes) {
+  DeviceBlock* block = find(begin);
+  TORCH_CHECK(block && static_cast<const char*>(begin) + bytes <= block->begin + block->bytes,
+              "sim: illegal memory access: a graph uses memory that has been given back since");
+  return *block;
+}
+
+void DeviceAllocator::release_graph(int64_t id) {
+  std::lock_guard lock(mutex_);
+  for (auto& [begin, block] : blocks_) {
+    if (block.graph != id) continue;
+    block.graph = 0;
+    const bool waits = !block.unfinished.empty();
+    if (!block.requested && !waits) cached_[block.stream].emplace(block.bytes, &block);
+  }
+}
+
+// Unless it stays with a graph.
 void DeviceAllocator::make_reusable(DeviceBlock& block) {
   stats_of(block).active_bytes[0].decrease(block.bytes);
   stats_of(block).active[0].decrease(1);
-  cached_[block.stream].emplace(block.bytes, &block);
+  if (!block.graph) cached_[block.stream].emplace(block.bytes, &block);
 }
 
-// A freed block returns to its stream once the work of the streams recorded for it is over.
+// A freed block returns to its stream once the work of the streams recorded for it is over. As in CUDA's allocator, no
+// one looks during a capture, where an event must not be queried.
 void DeviceAllocator::return_finished_blocks() {
+  if (anything_captures()) return;
   std::erase_if(waiting_, [this](DeviceBlock* block) {
     for (const EventPtr& event : block->unfinished)
       if (!is_finished(event)) return false;
@@ -90,14 +111,19 @@ at::DataPtr DeviceAllocator::allocate(size_t bytes) {
   const c10::Device device(kDeviceType, static_cast<c10::DeviceIndex>(current_device()));
   if (bytes == 0) return {nullptr, nullptr, &free, device};
   const int stream = current_stream();
+  const CapturePtr capture = capture_on(stream);
   const size_t rounded = round_up(bytes);
   DeviceBlock* block;
   {
     std::lock_guard lock(mutex_);
     return_finished_blocks();
-    block = take_cached(stream, rounded);
-    if (!block) block = map_new(stream, rounded);
+    block = capture ? nullptr : take_cached(stream, rounded); // a graph's memory is new, and all its own
+    if (!block) {
+      if (!capture) check_unsafe("allocating device memory");
+      block = map_new(stream, rounded);
+    }
     block->requested = bytes;
+    block->graph = capture ? capture->id : 0;
     DeviceStats& stats = stats_of(*block);
     stats.allocation[0].increase(1);
     stats.active[0].increase(1);
@@ -105,7 +131,10 @@ at::DataPtr DeviceAllocator::allocate(size_t bytes) {
     stats.allocated_bytes[0].increase(block->bytes);
     stats.active_bytes[0].increase(block->bytes);
   }
-  if (settings.poison) poison(*block, "hand-out of memory");
+  if (settings.poison && capture)
+    std::memset(block->begin, 0xFF, block->bytes); // now and never again: replays find what earlier ones left
+  else if (settings.poison)
+    poison(*block, "hand-out of memory");
   return {block->begin, block->begin, &free, device};
 }
 
@@ -120,8 +149,9 @@ void DeviceAllocator::release(char* begin) {
   stats.allocation[0].decrease(1);
   stats.requested_bytes[0].decrease(block.requested);
   stats.allocated_bytes[0].decrease(block.bytes);
-  if (settings.poison == 2 && block.other_streams.empty()) poison(block, "free of memory");
-  for (int stream : block.other_streams) block.unfinished.push_back(record_event(stream));
+  block.requested = 0;
+  if (settings.poison == 2 && block.other_streams.empty() && !block.graph) poison(block, "free of memory");
+  for (int stream : block.other_streams) block.unfinished.push_back(end_of_submitted_work(stream));
   block.other_streams.clear();
   if (block.unfinished.empty())
     make_reusable(block);

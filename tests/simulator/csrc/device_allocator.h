@@ -15,7 +15,8 @@ namespace sim {
 
 struct DeviceBlock : MemoryBlock {
   int stream;                       // the stream it was allocated on, and returns to
-  size_t requested = 0;             // bytes asked for by its present owner
+  size_t requested = 0;             // bytes asked for by its present owner; 0: it has none
+  int64_t graph = 0;                // the id of the capture it was allocated in, while that graph lives
   std::set<int> other_streams;      // named by record_stream since it was handed out
   std::vector<EventPtr> unfinished; // after it was freed: the ends of their work
 };
@@ -39,6 +40,10 @@ class DeviceAllocator final : public c10::DeviceAllocator {
 
   // The block that contains this address, at its start or inside; null for memory that is not a device's.
   DeviceBlock* find(const void* address);
+  // The block that contains these addresses, for a replay: raises if they were given back.
+  DeviceBlock& mapped(const void* begin, size_t bytes);
+  // The graph is gone: what was freed of its memory can be reused, the rest is ordinary memory.
+  void release_graph(int64_t id);
 
  private:
   static void free(void* begin);

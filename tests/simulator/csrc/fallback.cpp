@@ -6,6 +6,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
+#include "captures.h"
 #include "random.h"
 #include "tensors.h"
 
@@ -92,16 +93,18 @@ class Call {
       add_accesses(i, work);
       on_host.push_back(to_host(i));
     }
-    work.body = [op = op_, arguments = std::move(on_host), to_fill = std::move(to_fill)]() mutable {
+    work.body = [op = op_, arguments = std::move(on_host), to_fill = std::move(to_fill)] {
       at::AutoDispatchBelowADInplaceOrView below_autograd;
-      op.callBoxed(&arguments);
+      Stack stack = arguments; // a graph runs this again
+      op.callBoxed(&stack);
       for (size_t i = 0; i < to_fill.size(); i++)
         // A kernel may leave a result empty that the meta kernel gives a size: batch_norm's statistics in eval mode.
-        if (to_fill[i].defined() && arguments[i].toTensor().sizes() == to_fill[i].sizes())
-          to_fill[i].copy_(arguments[i].toTensor());
+        if (to_fill[i].defined() && stack[i].toTensor().sizes() == to_fill[i].sizes())
+          to_fill[i].copy_(stack[i].toTensor());
     };
+    if (reads_host_memory_) check_host_uses_stream(work.stream, work.name);
     launch(std::move(work));
-    if (reads_host_memory_) synchronize_stream(current_stream()); // the caller may change it next
+    if (reads_host_memory_) finish_stream(current_stream()); // the caller may change it next
     return outputs;
   }
 
@@ -196,7 +199,8 @@ void fallback(const c10::OperatorHandle& op, Stack* stack) {
   Call call(op, *stack);
   DeviceScope scope(call.device());
   if (!call.infer_outputs()) {
-    synchronize_stream(current_stream());
+    check_host_uses_stream(current_stream(), op.schema().name().c_str());
+    finish_stream(current_stream());
     at::native::cpu_fallback(op, stack, /*error_on_views=*/true);
     return;
   }

@@ -2,6 +2,7 @@
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
+#include "captures.h"
 #include "device_allocator.h"
 #include "device_type.h"
 #include "pinned_allocator.h"
@@ -49,6 +50,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 
   bool queryStream(const c10::Stream& stream) const override { return host_query_stream(id_of(stream)); }
   void synchronizeStream(const c10::Stream& stream) const override { synchronize_stream(id_of(stream)); }
+  bool isStreamCapturing(const c10::Stream& stream) const override { return capture_on(id_of(stream)) != nullptr; }
   void synchronizeDevice(const c10::DeviceIndex device) const override {
     synchronize_device(device < 0 ? current_device() : device);
   }

@@ -6,6 +6,8 @@
 #include <mutex>
 #include <thread>
 
+#include "captures.h"
+#include "device_allocator.h"
 #include "gate.h"
 #include "runtime.h"
 #include "settings.h"
@@ -116,9 +118,47 @@ void run_now(Runtime& runtime, const Work& work, Nanoseconds start, Nanoseconds 
   if (work.traced && settings.trace) runtime.add_span({work.name, work.stream, start, end});
 }
 
+// In place of a block, which may be given back before the replay.
+struct Addresses {
+  char* begin;
+  size_t bytes;
+};
+
+std::vector<Addresses> addresses_of(const std::vector<MemoryBlock*>& blocks) {
+  std::vector<Addresses> addresses;
+  for (const MemoryBlock* block : blocks) addresses.push_back({block->begin, block->bytes});
+  return addresses;
+}
+
+// What is there now, whoever owns it.
+std::vector<MemoryBlock*> blocks_at(const std::vector<Addresses>& addresses) {
+  std::vector<MemoryBlock*> blocks;
+  for (const auto& [begin, bytes] : addresses) blocks.push_back(&DeviceAllocator::get().mapped(begin, bytes));
+  return blocks;
+}
+
+void record(Capture& capture, Work work) {
+  auto reads = addresses_of(work.reads), writes = addresses_of(work.writes);
+  const int stream = work.stream;
+  capture.record_launch(stream, [work = std::move(work), reads, writes](int stream) {
+    Work again = work;
+    again.stream = stream;
+    again.reads = blocks_at(reads);
+    again.writes = blocks_at(writes);
+    launch(std::move(again));
+  });
+}
+
 } // namespace
 
-int64_t launch(Work work) {
+void launch(Work work) {
+  if (CapturePtr capture = capture_on(work.stream))
+    record(*capture, std::move(work));
+  else
+    submit(std::move(work));
+}
+
+int64_t submit(Work work) {
   Runtime& runtime = Runtime::get();
   Stream& stream = runtime.streams[work.stream];
   const bool is_copy = work.engine != Engine::Compute;
@@ -167,6 +207,7 @@ void release_engine(Engine engine) { Engines::get().gate(engine).release(); }
 
 void launch_held_kernel() {
   require_threads("a kernel cannot be held");
+  TORCH_CHECK(!capture_on(current_stream()), "sim: a kernel that is held cannot be captured");
   Gate& gate = Engines::get().kernel_gate;
   const int64_t seen = gate.hold();
   launch({.stream = current_stream(), .name = "held_kernel", .body = [&gate, seen] {

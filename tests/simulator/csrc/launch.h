@@ -1,4 +1,4 @@
-// The one way to run work on a stream, the copy engines, and the kernels that tests queue.
+// The ways to run work on a stream, the copy engines, and the kernels that tests queue.
 #pragma once
 
 #include <functional>
@@ -30,7 +30,9 @@ struct Work {
 };
 
 // Queues the work behind what the stream has, checks its accesses, and returns its tick on the stream.
-int64_t launch(Work work);
+int64_t submit(Work work);
+// The same, or records the work where the stream is capturing.
+void launch(Work work);
 
 // The length of an ordinary kernel, as set.
 Nanoseconds kernel_duration();

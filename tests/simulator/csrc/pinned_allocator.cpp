@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "block_lookup.h"
+#include "captures.h"
 #include "settings.h"
 
 namespace sim {
@@ -32,12 +33,18 @@ PinnedBlock* PinnedAllocator::find(const void* address) {
   return block_containing(blocks_, address);
 }
 
+PinnedBlock& PinnedAllocator::mapped(const void* begin, size_t bytes) {
+  PinnedBlock* block = find(begin);
+  TORCH_CHECK(block && static_cast<const char*>(begin) + bytes <= block->begin + block->bytes,
+              "sim: illegal memory access: a graph uses pinned memory that has been given back since");
+  return *block;
+}
+
 at::DataPtr PinnedAllocator::allocate(size_t bytes) {
   if (bytes == 0) return {nullptr, nullptr, &free, at::kCPU};
   const size_t rounded = whole_pages(bytes);
   PinnedBlock* block = nullptr;
   std::lock_guard lock(mutex_);
-  handed_out_++;
   for (auto it = cached_.lower_bound(rounded); it != cached_.end() && it->first <= 2 * rounded; ++it) {
     if (!copies_finished(*it->second)) continue;
     block = it->second;
@@ -48,6 +55,7 @@ at::DataPtr PinnedAllocator::allocate(size_t bytes) {
     break;
   }
   if (!block) {
+    check_unsafe("allocating pinned memory");
     void* memory = nullptr;
     TORCH_CHECK(posix_memalign(&memory, kPage, rounded) == 0, "sim: out of pinned memory, ", bytes,
                 " bytes were asked for");
@@ -57,6 +65,7 @@ at::DataPtr PinnedAllocator::allocate(size_t bytes) {
     stats_.allocated_bytes.increase(rounded);
     stats_.num_host_alloc++;
   }
+  handed_out_++;
   stats_.active_requests.increase(1);
   stats_.active_bytes.increase(block->bytes);
   if (settings.poison) std::memset(block->begin, 0xFF, block->bytes);
@@ -82,7 +91,7 @@ void PinnedAllocator::release(char* begin) {
 }
 
 void PinnedAllocator::copy_submitted(PinnedBlock& block, int stream) {
-  EventPtr end = sim::record_event(stream);
+  EventPtr end = end_of_submitted_work(stream);
   std::lock_guard lock(mutex_);
   // Or a long-lived block's list would grow with every copy.
   std::erase_if(block.copies, [](const EventPtr& event) { return is_finished(event); });

@@ -31,6 +31,8 @@ class PinnedAllocator final : public at::HostAllocator {
 
   // The block that contains this address, at its start or inside; null for memory that is not pinned.
   PinnedBlock* find(const void* address);
+  // The block that contains these addresses, for a replay: raises if they were given back.
+  PinnedBlock& mapped(const void* begin, size_t bytes);
   void copy_submitted(PinnedBlock& block, int stream);
   int64_t handed_out();
 

@@ -5,6 +5,7 @@
 
 #include <thread>
 
+#include "captures.h"
 #include "settings.h"
 
 namespace sim {
@@ -128,7 +129,12 @@ std::exception_ptr Runtime::take_error() {
 
 // ---- order between streams and host
 
-EventPtr record_event(int stream_id) {
+EventPtr record_event(int stream) {
+  if (CapturePtr capture = capture_on(stream)) return std::make_shared<Event>(capture->record_event(stream));
+  return end_of_submitted_work(stream);
+}
+
+EventPtr end_of_submitted_work(int stream_id) {
   Runtime& runtime = Runtime::get();
   Stream& stream = runtime.streams[stream_id];
   std::lock_guard lock(runtime.mutex);
@@ -139,6 +145,7 @@ EventPtr record_event(int stream_id) {
 }
 
 void stream_waits(int stream_id, const EventPtr& event) {
+  if (wait_is_captured(stream_id, event->captured)) return;
   Runtime& runtime = Runtime::get();
   Stream& stream = runtime.streams[stream_id];
   std::lock_guard lock(runtime.mutex);
@@ -168,11 +175,13 @@ static bool answer_query(bool finished, const VectorClock& clock, Nanoseconds si
 }
 
 bool host_query(const EventPtr& event) {
+  check_host_uses_event(event->captured, "querying an event");
   std::lock_guard lock(Runtime::get().mutex);
   return answer_query(is_finished_locked(*event), event->clock, event->simulated_end);
 }
 
 bool host_query_stream(int stream_id) {
+  check_host_uses_stream(stream_id, "querying a stream");
   Runtime& runtime = Runtime::get();
   Stream& stream = runtime.streams[stream_id];
   std::lock_guard lock(runtime.mutex);
@@ -180,7 +189,7 @@ bool host_query_stream(int stream_id) {
   return answer_query(finished, stream.clock, stream.simulated_end);
 }
 
-void host_waits(const EventPtr& event) {
+static void wait_until_finished(const EventPtr& event) {
   Runtime& runtime = Runtime::get();
   if (!event->virtual_time) event->wait();
   {
@@ -190,11 +199,21 @@ void host_waits(const EventPtr& event) {
   if (std::exception_ptr error = runtime.take_error()) std::rethrow_exception(error);
 }
 
-void synchronize_stream(int stream_id) {
+void host_waits(const EventPtr& event) {
+  check_host_uses_event(event->captured, "synchronizing with an event");
+  wait_until_finished(event);
+}
+
+void synchronize_stream(int stream) {
+  check_host_uses_stream(stream, "synchronizing with a stream");
+  finish_stream(stream);
+}
+
+void finish_stream(int stream_id) {
   Runtime& runtime = Runtime::get();
   // Nothing to wait for, and no worker needed; but what the stream waited for is known to it, hence to the host.
   if (!settings.virtual_time && !runtime.streams[stream_id].ever_used()) return;
-  host_waits(record_event(stream_id));
+  wait_until_finished(end_of_submitted_work(stream_id));
 }
 
 void synchronize_device(int device) {

@@ -24,15 +24,21 @@
 
 namespace sim {
 
+struct CapturedEvent;
+using CapturedEventPtr = std::shared_ptr<const CapturedEvent>;
+
 // One recording of an event; recording again makes a new one, as in CUDA.
 class Event {
  public:
   Event(const VectorClock& clock, Nanoseconds simulated_end, bool virtual_time)
       : clock(clock), simulated_end(simulated_end), virtual_time(virtual_time) {}
+  // A place in a graph, that never happens.
+  explicit Event(CapturedEventPtr captured) : simulated_end(0), virtual_time(true), captured(std::move(captured)) {}
 
   const VectorClock clock;         // what is finished once the event is
   const Nanoseconds simulated_end; // kept in both modes
   const bool virtual_time;
+  const CapturedEventPtr captured; // null unless it was recorded during a capture
 
   // Threads mode only.
   void finish();
@@ -113,8 +119,11 @@ class Runtime {
   std::exception_ptr error_;
 };
 
+// What the program asks for, part of the capture where the stream is capturing.
 EventPtr record_event(int stream);
 void stream_waits(int stream, const EventPtr& event);
+// What an allocator needs: the end of what really was submitted, capture or not.
+EventPtr end_of_submitted_work(int stream);
 
 // What the program asks: a "yes" is knowledge that orders later work. In virtual mode each "no" costs the host 1 us, so
 // that polling loops end.
@@ -127,6 +136,8 @@ bool is_finished(const EventPtr& event);
 // Waiting surfaces the error of an asynchronous kernel, if there was one.
 void host_waits(const EventPtr& event);
 void synchronize_stream(int stream);
+// The same for work that must be over before its memory goes: asks no capture for permission.
+void finish_stream(int stream);
 void synchronize_device(int device);
 void synchronize_all();
 
