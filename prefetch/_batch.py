@@ -244,10 +244,14 @@ def _first_equal(
         try:
             clone = way(node)
             if type(clone) is type(node) and clone is not node and _equal(list(items_of(clone)), items):
+                reason = None  # its traceback holds this frame
                 return clone
         except Exception as error:  # noqa: BLE001 - a foreign class may refuse a way by raising anything
             reason = reason or error
-    raise cannot_remake(node) from reason
+    try:
+        raise cannot_remake(node) from reason
+    finally:
+        del reason  # its traceback holds this frame
 
 
 def _equal(got: list[tuple[Any, Any]], wanted: list[tuple[Any, Any]]) -> bool:

@@ -69,7 +69,7 @@ class _ConsumerPass(PassMemory):
         """See :meth:`PassMemory.destination`."""
         with self._lock:
             self._issued = position + 1
-            while len(self._reserved) > self._allowed - position:  # an error took the place of a batch
+            while len(self._reserved) > max(0, self._allowed - position):  # an error took the place of a batch
                 self._reserved.pop()
             if self._reserved:
                 return self._reserved.popleft()
@@ -110,7 +110,8 @@ class _ConsumerDestination(Destination):
         self._reserved: deque[tuple[Layout, torch.Tensor]] = deque()
         self._allocated: torch.Event | None = None
         if layouts:
-            with on_stream(consumer):
+            # As ordinary tensors, also for a loop under inference mode.
+            with on_stream(consumer), torch.inference_mode(False):
                 self._reserved.extend((layout, _allocated(layout, consumer.device)) for layout in layouts)
             self._allocated = consumer.record_event()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -101,7 +102,8 @@ class _Buffer:
     def _uses(self) -> int:
         # Not part of torch's documented API, but what its own CUDA graph trees go by. There is no other way to see a
         # view, or what autograd has saved.
-        return torch._C._storage_Use_Count(self.storage._cdata)
+        # Storages themselves are one Python object however many times they are asked for.
+        return torch._C._storage_Use_Count(self.storage._cdata) + sys.getrefcount(self.storage)
 
 
 class _Slot:

@@ -139,12 +139,12 @@ class Transfer:
 
     def fill(self, place: torch.Tensor, source: torch.Tensor) -> None:
         """Copy a leaf to where it belongs, and convert it on the way."""
-        data = source.detach()
-        if data.device != self.device:
-            data = self._staging.prepare(data)
+        data = source
+        if source.device != self.device:
+            data = self._staging.prepare(source)
             if data.dtype != place.dtype or data.stride() != place.stride():
                 data = data.to(self.device, non_blocking=True)  # the device converts faster, and while the host goes on
-        place.copy_(data, non_blocking=True)
+        place.copy_(data.detach(), non_blocking=True)
         if source.requires_grad:
             place.requires_grad_()
 
@@ -207,6 +207,8 @@ class _Placement:
         place = self._destination.tensor(layout)
         if place is not None:
             self.copies.append((place, source))
+            if source.__dict__ and not is_host(source.device):  # of which without a destination this object is passed on
+                place.__dict__.update(source.__dict__)
         return place
 
 
@@ -254,7 +256,7 @@ class _Move(_Placement):
             return known[1]
         transfer.look_into(source)
         clone = own_copy(source)  # the .to of some classes works in place
-        result = clone.to(transfer.device, **(_asynchronous(type(source)) if transfer.non_blocking else {}))
+        result = clone.to(transfer.device, **(asynchronous(type(source)) if transfer.non_blocking else {}))
         if result is None:
             result = clone
         self.tensors += tensors_on(result, transfer.device)
@@ -272,4 +274,4 @@ def _asynchronous_copy(kind: type) -> dict[str, bool]:
     return {"non_blocking": True} if knows else {}
 
 
-_asynchronous: Callable[[type], dict[str, bool]] = functools.lru_cache(maxsize=256)(_asynchronous_copy)
+asynchronous: Callable[[type], dict[str, bool]] = functools.lru_cache(maxsize=256)(_asynchronous_copy)
