@@ -9,10 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 ROOT = Path(__file__).parent.parent
 SIZE = 1 << 14  # floats in a test batch: large enough to get a block of its own in any allocator
+# What holds whoever owns the memory. With memory="static" a caller that keeps batches is warned.
+BY_MEMORY = pytest.mark.parametrize("memory", ["record_stream", "consumer", "static"])
 
 
 def run_python(*arguments: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:

@@ -17,9 +17,9 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import DataLoader, Dataset
 
 from prefetch import CUDAPrefetcher
-from prefetch._sources import Sources
 from prefetch._search import tensors_on
-from tests.helpers import Numbered, run_python
+from prefetch._sources import Sources
+from tests.helpers import BY_MEMORY, Numbered, run_python
 
 ACCELERATOR = torch.accelerator
 SIZE = 1 << 19  # 2 MiB of floats: the simulated allocator's unit for large blocks, so that bytes count batches
@@ -37,32 +37,40 @@ def _no_garbage_collector(simulator_unavailable: str | None) -> Iterator[None]:
     gc.enable()
 
 
+# Batches that each policy may reserve in a plain loop, beside those that are looked ahead.
+BOUNDS = {"record_stream": 3, "consumer": 2, "static": 2}
+
+
 def reserved_batches() -> float:
     """Device memory reserved by the allocator, in batches."""
     return ACCELERATOR.memory_reserved() / BATCH_BYTES
 
 
+@BY_MEMORY
 @pytest.mark.parametrize(("copy_us", "compute_us"), [(50, 200), (200, 50)])
 @pytest.mark.parametrize("prefetch_batches", [0, 1, 2, 4])
 @pytest.mark.parametrize("background", [False, True])
 def test_bound_without_synchronisation(
-    any_sim: Any, prefetch_batches: int, copy_us: int, compute_us: int, background: bool
+    any_sim: Any, prefetch_batches: int, copy_us: int, compute_us: int, background: bool, memory: Any
 ) -> None:
-    """After 200 steps of a loop that never synchronises at most prefetch_batches + 3 batches are reserved."""
+    """After 200 steps of a loop that never synchronises no more than its policy's bound is reserved."""
     any_sim.configure(latency_us=copy_us, race=0)
     result = torch.zeros(SIZE, device="sim")
-    for batch in CUDAPrefetcher(Numbered(200, SIZE), "sim", prefetch_batches=prefetch_batches, background=background):
+    for batch in CUDAPrefetcher(
+        Numbered(200, SIZE), "sim", prefetch_batches=prefetch_batches, background=background, memory=memory
+    ):
         any_sim.busy(compute_us)
         result.add_(batch)
     assert result[0].item() == 200 * 201 / 2
-    assert reserved_batches() - 1 <= prefetch_batches + 3  # beside `result`
+    assert reserved_batches() - 1 <= prefetch_batches + BOUNDS[memory]  # beside `result`
 
 
+@BY_MEMORY
 @pytest.mark.parametrize("background", [False, True])
-def test_constant_over_epochs(virtual_sim: Any, background: bool) -> None:
+def test_constant_over_epochs(virtual_sim: Any, background: bool, memory: Any) -> None:
     """40 epochs, whole or broken off anywhere, reserve no more than the first eight did, and that within the bound."""
     virtual_sim.configure(latency_us=50)
-    prefetcher = CUDAPrefetcher(Numbered(6, SIZE), "sim", background=background)
+    prefetcher = CUDAPrefetcher(Numbered(6, SIZE), "sim", background=background, memory=memory)
     reserved = []
     for epoch in range(40):
         for position, batch in enumerate(prefetcher):
@@ -71,22 +79,23 @@ def test_constant_over_epochs(virtual_sim: Any, background: bool) -> None:
             if position == (epoch % 8):
                 break
         reserved.append(reserved_batches())
-    assert max(reserved) <= 2 + 3
+    assert max(reserved) <= 2 + BOUNDS[memory]
     if not background:  # else it depends on how far the thread has come at a break
         assert set(reserved[8:]) == {reserved[7]}
 
 
+@BY_MEMORY
 @pytest.mark.parametrize("length", [1, 2])
 @pytest.mark.parametrize("background", [False, True])
-def test_bound_over_short_epochs(any_sim: Any, length: int, background: bool) -> None:
+def test_bound_over_short_epochs(any_sim: Any, length: int, background: bool, memory: Any) -> None:
     """The bound counts batches over all epochs: short ones that never synchronise do not add up."""
     any_sim.configure(latency_us=50, race=0)
-    prefetcher = CUDAPrefetcher(Numbered(length, SIZE), "sim", background=background)
+    prefetcher = CUDAPrefetcher(Numbered(length, SIZE), "sim", background=background, memory=memory)
     for _ in range(60):
         for batch in prefetcher:
             any_sim.busy(300)
             batch.mul_(2)
-    assert reserved_batches() <= 2 + 3
+    assert reserved_batches() <= 2 + BOUNDS[memory]
 
 
 @pytest.mark.parametrize("background", [False, True])
@@ -115,22 +124,30 @@ def means_read_late(sim: Any, prefetcher: Any, find: Any) -> list[float]:
 ONE_TO_TEN = [float(i + 1) for i in range(10)]
 
 
+@BY_MEMORY
 @pytest.mark.parametrize("background", [False, True])
-def test_memory_let_go_early_is_protected(any_sim: Any, background: bool) -> None:
+def test_memory_let_go_early_is_protected(any_sim: Any, background: bool, memory: Any) -> None:
     """A batch that the caller drops while its kernels are still queued is not reused before they are done."""
     assert (
-        means_read_late(any_sim, CUDAPrefetcher(Numbered(10), "sim", background=background), lambda batch: batch)
+        means_read_late(
+            any_sim, CUDAPrefetcher(Numbered(10), "sim", background=background, memory=memory), lambda batch: batch
+        )
         == ONE_TO_TEN
     )
     assert any_sim.races() == []
 
 
+@BY_MEMORY
 @pytest.mark.parametrize("background", [False, True])
-def test_transform_results_are_protected(any_sim: Any, background: bool) -> None:
+def test_transform_results_are_protected(any_sim: Any, background: bool, memory: Any) -> None:
     """Memory that the transform allocates, in any container, is not reused while the consumer reads it late."""
     any_sim.configure(kernel_us=200)
     prefetcher = CUDAPrefetcher(
-        Numbered(10), "sim", transform=lambda batch: {"double": [batch * 2], "raw": batch}, background=background
+        Numbered(10),
+        "sim",
+        transform=lambda batch: {"double": [batch * 2], "raw": batch},
+        background=background,
+        memory=memory,
     )
     means = means_read_late(any_sim, prefetcher, lambda batch: batch["double"][0] - batch["raw"])
     assert means == ONE_TO_TEN
@@ -192,20 +209,24 @@ def free_of_cycles(batch: Any) -> None:
         batch.inner["deep"][0].myself = None
 
 
+@BY_MEMORY
 @pytest.mark.parametrize("place", HIDING_PLACES)
-def test_hidden_results_are_protected(any_sim: Any, place: str) -> None:
+def test_hidden_results_are_protected(any_sim: Any, place: str, memory: Any) -> None:
     """Wherever the tensors of a transform's result are stored, they are not reused while they are read late."""
     hide, find = HIDING_PLACES[place]
-    assert means_read_late(any_sim, CUDAPrefetcher(Numbered(10), "sim", transform=hide), find) == ONE_TO_TEN
+    assert (
+        means_read_late(any_sim, CUDAPrefetcher(Numbered(10), "sim", transform=hide, memory=memory), find) == ONE_TO_TEN
+    )
     assert any_sim.races() == []
 
 
+@BY_MEMORY
 @pytest.mark.parametrize("place", ["objects", "dict with to", "packed", "read-only dict"])
 @pytest.mark.parametrize("background", [False, True])
-def test_moved_objects_are_protected(any_sim: Any, place: str, background: bool) -> None:
+def test_moved_objects_are_protected(any_sim: Any, place: str, background: bool, memory: Any) -> None:
     """Tensors inside of objects that are moved, or move themselves, are not reused while they are read late."""
     hide, find = HIDING_PLACES[place]
-    prefetcher = CUDAPrefetcher((hide(tensor) for tensor in Numbered(10)), "sim", background=background)
+    prefetcher = CUDAPrefetcher((hide(tensor) for tensor in Numbered(10)), "sim", background=background, memory=memory)
     assert means_read_late(any_sim, prefetcher, find) == ONE_TO_TEN
     assert any_sim.races() == []
 
@@ -305,11 +326,14 @@ class Given:
 class TestReferences:
     """Who holds what, and until when."""
 
+    @BY_MEMORY
     @pytest.mark.parametrize("transform", [None, lambda batch: (batch, batch + 1)], ids=["plain", "transform"])
     @pytest.mark.parametrize("background", [False, True])
-    def test_delivered_batches_are_not_referenced(self, sim: Any, transform: Any, background: bool) -> None:
+    def test_delivered_batches_are_not_referenced(
+        self, sim: Any, transform: Any, background: bool, memory: Any
+    ) -> None:
         """As soon as the caller lets go of a batch it is gone."""
-        iterator = iter(CUDAPrefetcher(Numbered(6), "sim", transform=transform, background=background))
+        iterator = iter(CUDAPrefetcher(Numbered(6), "sim", transform=transform, background=background, memory=memory))
         for _ in range(6):
             batch = next(iterator)
             leaves = [weakref.ref(leaf) for leaf in (batch if isinstance(batch, tuple) else (batch,))]
@@ -361,30 +385,33 @@ class TestReferences:
         may_go_on.set()
         assert [batch[0].item() for batch in iterator] == [1.0, 2.0]
 
+    @BY_MEMORY
     @pytest.mark.parametrize("background", [False, True])
-    def test_no_host_batch_after_the_end(self, sim: Any, background: bool) -> None:
+    def test_no_host_batch_after_the_end(self, sim: Any, background: bool, memory: Any) -> None:
         """With the end of a pass the last host batches are gone, though the consumer may still work."""
         sim.configure(latency_us=2000)
         loader = Given(4)
-        iterator = iter(CUDAPrefetcher(loader, "sim", prefetch_batches=2, background=background))
+        iterator = iter(CUDAPrefetcher(loader, "sim", prefetch_batches=2, background=background, memory=memory))
         for _ in range(4):
             next(iterator)
         with pytest.raises(StopIteration):
             next(iterator)
         assert loader.alive() == []
 
+    @BY_MEMORY
     @pytest.mark.parametrize("background", [False, True])
-    def test_host_batches_do_not_pile_up(self, sim: Any, background: bool) -> None:
+    def test_host_batches_do_not_pile_up(self, sim: Any, background: bool, memory: Any) -> None:
         """A host that runs ahead of slow copies holds few host batches, also when it never reads a value."""
         sim.configure(latency_us=1000)
         loader = Given(60)
         peak = 0
-        for _ in CUDAPrefetcher(loader, "sim", prefetch_batches=2, background=background):
+        for _ in CUDAPrefetcher(loader, "sim", prefetch_batches=2, background=background, memory=memory):
             peak = max(peak, len(loader.alive()))
         assert peak <= 2 + 3 + background  # one is in the thread's hand
 
+    @BY_MEMORY
     @pytest.mark.parametrize("background", [False, True])
-    def test_host_batches_do_not_pile_up_under_errors(self, any_sim: Any, background: bool) -> None:
+    def test_host_batches_do_not_pile_up_under_errors(self, any_sim: Any, background: bool, memory: Any) -> None:
         """Nor when a transform fails on every batch, so that no step of the consumer holds the host back."""
         any_sim.configure(latency_us=2000)
         loader = Given(40)
@@ -392,7 +419,9 @@ class TestReferences:
         def transform(batch: torch.Tensor) -> Any:
             raise ValueError("never good")
 
-        iterator = iter(CUDAPrefetcher(loader, "sim", prefetch_batches=2, transform=transform, background=background))
+        iterator = iter(
+            CUDAPrefetcher(loader, "sim", prefetch_batches=2, transform=transform, background=background, memory=memory)
+        )
         peak = failed = 0
         for _ in range(40):
             try:
@@ -411,10 +440,11 @@ class TestReferences:
             batch = weakref.ref(next(iterator))
             assert batch() is None
 
-    def test_close_keeps_sources_of_running_copies(self, sim: Any) -> None:
+    @BY_MEMORY
+    def test_close_keeps_sources_of_running_copies(self, sim: Any, memory: Any) -> None:
         """A pass that is closed under running copies neither waits for them nor frees their host batches."""
         loader = Given(5)
-        prefetcher = CUDAPrefetcher(loader, "sim", prefetch_batches=2)
+        prefetcher = CUDAPrefetcher(loader, "sim", prefetch_batches=2, memory=memory)
         iterator: Any = iter(prefetcher)
         sim.hold_copies("h2d")
         batch = next(iterator)
@@ -449,11 +479,14 @@ class TestReferences:
         assert ACCELERATOR.memory_allocated() == BATCH_BYTES
         assert batch[0].item() == 1.0
 
+    @BY_MEMORY
     @pytest.mark.parametrize("background", [False, True])
-    def test_destinations_of_a_closed_pass_are_not_overwritten_early(self, any_sim: Any, background: bool) -> None:
+    def test_destinations_of_a_closed_pass_are_not_overwritten_early(
+        self, any_sim: Any, background: bool, memory: Any
+    ) -> None:
         """The next pass takes over memory whose copies are under way without a race."""
         any_sim.configure(latency_us=3000)
-        prefetcher = CUDAPrefetcher(Numbered(4), "sim", prefetch_batches=3, background=background)
+        prefetcher = CUDAPrefetcher(Numbered(4), "sim", prefetch_batches=3, background=background, memory=memory)
         sums = []
         for _ in range(4):
             for batch in prefetcher:
@@ -476,9 +509,10 @@ class TestReferences:
         sim.release_copies("h2d")
         assert batch[0].item() == 1.0
 
+    @BY_MEMORY
     @pytest.mark.parametrize("culprit", ["loader", "transform"])
     @pytest.mark.parametrize("background", [False, True])
-    def test_error_that_waits_keeps_nothing_alive(self, sim: Any, culprit: str, background: bool) -> None:
+    def test_error_that_waits_keeps_nothing_alive(self, sim: Any, culprit: str, background: bool, memory: Any) -> None:
         """While an error waits for its turn delivered batches go as ever, and so does a pass that is let go."""
 
         class FailsSecond:
@@ -505,7 +539,9 @@ class TestReferences:
                 return iterator
 
         source = Source()
-        iterator = iter(CUDAPrefetcher(source, "sim", prefetch_batches=2, transform=transform, background=background))
+        iterator = iter(
+            CUDAPrefetcher(source, "sim", prefetch_batches=2, transform=transform, background=background, memory=memory)
+        )
         batch = next(iterator)
         assert batch[0].item() == 1.0
         gone = weakref.ref(batch)

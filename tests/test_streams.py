@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from prefetch import CUDAPrefetcher, PrefetchWarning
-from tests.helpers import Numbered, numbered
+from tests.helpers import BY_MEMORY, Numbered, numbered
 
 ACCELERATOR = torch.accelerator
 
@@ -20,35 +20,42 @@ def caller_state() -> tuple[Any, ...]:
     return (ACCELERATOR.current_device_index(), *streams, torch.is_grad_enabled(), torch.is_inference_mode_enabled())
 
 
+@BY_MEMORY
 @pytest.mark.parametrize("prefetch_batches", [0, 1, 2, 4])
 @pytest.mark.parametrize("background", [False, True])
-def test_values_under_a_late_reader(any_sim: Any, prefetch_batches: int, background: bool) -> None:
+def test_values_under_a_late_reader(any_sim: Any, prefetch_batches: int, background: bool, memory: Any) -> None:
     """With slow copies, a slow consumer and poisoned memory every value is right and nothing races."""
     any_sim.configure(latency_us=700)
     sums = []
-    for batch in CUDAPrefetcher(Numbered(12), "sim", prefetch_batches=prefetch_batches, background=background):
+    for batch in CUDAPrefetcher(
+        Numbered(12), "sim", prefetch_batches=prefetch_batches, background=background, memory=memory
+    ):
         any_sim.busy(1500)
         sums.append(batch.mean())
     assert torch.stack(sums).tolist() == [float(i + 1) for i in range(12)]
     assert any_sim.races() == []
 
 
+@BY_MEMORY
 @pytest.mark.parametrize("prefetch_batches", [0, 2])
 @pytest.mark.parametrize("background", [False, True])
-def test_values_under_slow_copies(any_sim: Any, prefetch_batches: int, background: bool) -> None:
+def test_values_under_slow_copies(any_sim: Any, prefetch_batches: int, background: bool, memory: Any) -> None:
     """A consumer that is faster than the copies waits for each of them."""
     any_sim.configure(latency_us=3000)
     sums = [
         batch.mean()
-        for batch in CUDAPrefetcher(Numbered(8), "sim", prefetch_batches=prefetch_batches, background=background)
+        for batch in CUDAPrefetcher(
+            Numbered(8), "sim", prefetch_batches=prefetch_batches, background=background, memory=memory
+        )
     ]
     assert torch.stack(sums).tolist() == [float(i + 1) for i in range(8)]
     assert any_sim.races() == []
 
 
-def test_copies_overlap_a_running_kernel(sim: Any) -> None:
+@BY_MEMORY
+def test_copies_overlap_a_running_kernel(sim: Any, memory: Any) -> None:
     """While a kernel of the consumer is held, the look-ahead's copies land all the same."""
-    prefetcher = CUDAPrefetcher(Numbered(4), "sim", prefetch_batches=2)
+    prefetcher = CUDAPrefetcher(Numbered(4), "sim", prefetch_batches=2, memory=memory)
     iterator = iter(prefetcher)
     first = next(iterator)
     sim.hold_kernel()
@@ -59,10 +66,11 @@ def test_copies_overlap_a_running_kernel(sim: Any) -> None:
     assert total.item() == float(first.numel())
 
 
-def test_host_is_not_held_by_copies(sim: Any) -> None:
+@BY_MEMORY
+def test_host_is_not_held_by_copies(sim: Any, memory: Any) -> None:
     """A batch is handed out, and the step on it queued, while its copy has not even begun."""
     sim.hold_copies("h2d")
-    iterator = iter(CUDAPrefetcher(Numbered(3), "sim"))
+    iterator = iter(CUDAPrefetcher(Numbered(3), "sim", memory=memory))
     batch = next(iterator)
     total = batch.sum()
     done = ACCELERATOR.current_stream().record_event()
@@ -71,10 +79,11 @@ def test_host_is_not_held_by_copies(sim: Any) -> None:
     assert total.item() == float(batch.numel())
 
 
+@BY_MEMORY
 @pytest.mark.parametrize("background", [False, True])
-def test_one_side_stream_for_life(sim: Any, background: bool) -> None:
+def test_one_side_stream_for_life(sim: Any, background: bool, memory: Any) -> None:
     """All passes of a prefetcher copy on the same stream, which is not the consumer's."""
-    prefetcher = CUDAPrefetcher(Numbered(3), "sim", background=background)
+    prefetcher = CUDAPrefetcher(Numbered(3), "sim", background=background, memory=memory)
     for _ in range(5):
         for batch in prefetcher:
             batch.sum()
@@ -95,12 +104,13 @@ def test_no_stream_before_the_first_pass(sim: Any) -> None:
     assert prefetcher._side is side
 
 
+@BY_MEMORY
 @pytest.mark.parametrize("background", [False, True])
-def test_consumer_changes_streams(any_sim: Any, background: bool) -> None:
+def test_consumer_changes_streams(any_sim: Any, background: bool, memory: Any) -> None:
     """Each batch is made ready for the stream that is current when it is asked for."""
     any_sim.configure(latency_us=1000)
     streams = [torch.Stream("sim"), torch.Stream("sim"), ACCELERATOR.current_stream()]
-    iterator = iter(CUDAPrefetcher(Numbered(9), "sim", background=background))
+    iterator = iter(CUDAPrefetcher(Numbered(9), "sim", background=background, memory=memory))
     sums = []
     for position in range(9):
         ACCELERATOR.set_stream(streams[position % 3])
@@ -114,11 +124,12 @@ def test_consumer_changes_streams(any_sim: Any, background: bool) -> None:
     assert any_sim.races() == []
 
 
+@BY_MEMORY
 @pytest.mark.parametrize("background", [False, True])
-def test_iterated_from_another_thread(sim: Any, background: bool) -> None:
+def test_iterated_from_another_thread(sim: Any, background: bool, memory: Any) -> None:
     """Made in one thread, iterated in another on that thread's own stream: values and memory are safe."""
     sim.configure(latency_us=500)
-    prefetcher = CUDAPrefetcher(Numbered(8), "sim:1", background=background)
+    prefetcher = CUDAPrefetcher(Numbered(8), "sim:1", background=background, memory=memory)
     values: list[float] = []
 
     def consume() -> None:
@@ -171,14 +182,20 @@ def test_callers_state_is_left_alone(sim: Any, own: int, current: int, backgroun
     assert seen == [f"sim:{own}", "error", f"sim:{own}", f"sim:{own}", "end", "end"]
 
 
+@BY_MEMORY
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad, torch.inference_mode])
 @pytest.mark.parametrize("background", [False, True])
-def test_grad_modes(sim: Any, mode: Any, background: bool) -> None:
+def test_grad_modes(sim: Any, mode: Any, background: bool, memory: Any) -> None:
     """Under any mode batches are ordinary tensors without a graph, and the mode holds in the loop."""
     with mode():
         before = caller_state()
         prefetcher = CUDAPrefetcher(
-            numbered(3), "sim", dtype=torch.float64, transform=lambda batch: batch * 2, background=background
+            numbered(3),
+            "sim",
+            dtype=torch.float64,
+            transform=lambda batch: batch * 2,
+            background=background,
+            memory=memory,
         )
         for batch in prefetcher:
             assert not batch.is_inference()
@@ -226,23 +243,33 @@ def test_device_without_streams_copies_synchronously(
     assert batch.unique().tolist() == [1.0]
 
 
+@BY_MEMORY
 @pytest.mark.parametrize("prefetch_batches", [0, 1, 2, 3])
 @pytest.mark.parametrize(("copy_ms", "compute_ms"), [(5, 10), (9, 10), (10, 10), (10, 5), (1, 20), (20, 1)])
 @pytest.mark.parametrize("background", [False, True])
-def test_makespan(virtual_sim: Any, copy_ms: int, compute_ms: int, prefetch_batches: int, background: bool) -> None:
-    """In simulated time a pass takes one copy and all compute, or all copies and one compute, within 1 %."""
+def test_makespan(
+    virtual_sim: Any, copy_ms: int, compute_ms: int, prefetch_batches: int, background: bool, memory: Any
+) -> None:
+    """In simulated time a pass takes one copy and all compute, or all copies and one compute, within 1 %.
+
+    Without look-ahead, memory="record_stream" alone does.
+    """
     n = 20
     batches = numbered(n)
     virtual_sim.configure(latency_us=copy_ms * 1000)
     start = virtual_sim.host_time_ns()
     sums = []
-    for batch in CUDAPrefetcher(batches, "sim", prefetch_batches=prefetch_batches, background=background):
+    for batch in CUDAPrefetcher(
+        batches, "sim", prefetch_batches=prefetch_batches, background=background, memory=memory
+    ):
         virtual_sim.busy(compute_ms * 1000)
         sums.append(batch.mean())
     ACCELERATOR.synchronize()
     took_ms = (virtual_sim.host_time_ns() - start) / 1e6
     ideal_ms = copy_ms + n * compute_ms if compute_ms >= copy_ms else n * copy_ms + compute_ms
-    assert ideal_ms <= took_ms <= 1.01 * ideal_ms
+    # Memory that is known to be free only when a batch is asked for comes too late for a copy beside the last step.
+    waits_for_memory = prefetch_batches == 0 and memory != "record_stream"
+    assert ideal_ms <= took_ms <= (n * (copy_ms + compute_ms) if waits_for_memory else 1.01 * ideal_ms)
     assert torch.stack(sums).tolist() == [float(i + 1) for i in range(n)]
     assert virtual_sim.races() == []
 
