@@ -327,7 +327,11 @@ class TestReferences:
     """Who holds what, and until when."""
 
     @BY_MEMORY
-    @pytest.mark.parametrize("transform", [None, lambda batch: (batch, batch + 1)], ids=["plain", "transform"])
+    @pytest.mark.parametrize(
+        "transform",
+        [None, lambda batch: (batch, batch + 1), lambda batch: MappingProxyType({"x": batch})],
+        ids=["plain", "transform", "made in the second way"],
+    )
     @pytest.mark.parametrize("background", [False, True])
     def test_delivered_batches_are_not_referenced(
         self, sim: Any, transform: Any, background: bool, memory: Any
@@ -336,8 +340,10 @@ class TestReferences:
         iterator = iter(CUDAPrefetcher(Numbered(6), "sim", transform=transform, background=background, memory=memory))
         for _ in range(6):
             batch = next(iterator)
-            leaves = [weakref.ref(leaf) for leaf in (batch if isinstance(batch, tuple) else (batch,))]
-            del batch
+            found = tensors_on(batch, torch.device("sim:0"))
+            leaves = [weakref.ref(leaf) for leaf in found]
+            assert len(leaves) == (2 if isinstance(batch, tuple) else 1)
+            del batch, found
             assert [leaf() for leaf in leaves] == [None] * len(leaves)
 
     def test_delivered_batches_on_the_cpu(self) -> None:
@@ -494,6 +500,22 @@ class TestReferences:
                 break
         sums += [batch.mean() for batch in prefetcher]
         assert torch.stack(sums).tolist() == [1.0] * 4 + [1.0, 2.0, 3.0, 4.0]
+        assert any_sim.races() == []
+
+    @BY_MEMORY
+    @pytest.mark.parametrize("background", [False, True])
+    def test_destinations_of_a_closed_pass_are_not_handed_out_early(
+        self, any_sim: Any, background: bool, memory: Any
+    ) -> None:
+        """What the caller allocates after closing a pass is not written to by copies that were under way."""
+        any_sim.configure(latency_us=3000)
+        prefetcher = CUDAPrefetcher(Numbered(5, SIZE), "sim", prefetch_batches=3, background=background, memory=memory)
+        iterator: Any = iter(prefetcher)
+        first = next(iterator).mean()
+        iterator.close()
+        later = [torch.full((SIZE,), 7.0, device="sim") for _ in range(6)]
+        means = [tensor.mean() for tensor in later]
+        assert torch.stack([first, *means]).tolist() == [1.0] + [7.0] * 6
         assert any_sim.races() == []
 
     def test_end_of_one_pass_does_not_wait_for_another(self, sim: Any) -> None:
