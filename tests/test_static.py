@@ -175,7 +175,7 @@ class TestAddresses:
         tensors = numbered(6, SIZE)
         prefetcher = CUDAPrefetcher([{"a": tensor, "b": [tensor]} for tensor in tensors], "sim", memory="static")
         for i, batch in enumerate(prefetcher):
-            assert batch["a"] is batch["b"][0]
+            assert batch["a"] is batch["b"][0]  # type: ignore[index]
             assert batch["a"].unique().tolist() == [i + 1.0]
         assert ACCELERATOR.memory_reserved() // BATCH_BYTES == 4
 

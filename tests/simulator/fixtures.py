@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 
+def is_gpu_run(config: pytest.Config) -> bool:
+    """Whether this is ``pytest -m gpu``, the tests on a real GPU: such a process never gets the simulated one."""
+    return bool(config.getoption("markexpr") == "gpu")
+
+
 def why_unavailable() -> str | None:
     """Why there is no simulated accelerator, if so; else it is loaded now."""
     try:
@@ -27,9 +32,9 @@ def why_unavailable() -> str | None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def simulator_unavailable() -> str | None:
+def simulator_unavailable(request: pytest.FixtureRequest) -> str | None:
     """Loads it before any test: autograd counts the devices at its first backward pass, and knows no later ones."""
-    return why_unavailable()
+    return "`pytest -m gpu` keeps it out of the process" if is_gpu_run(request.config) else why_unavailable()
 
 
 def _simulated(virtual: bool, unavailable: str | None) -> Iterator[ModuleType]:
