@@ -58,15 +58,11 @@ def check_memory_format(memory_format: object) -> None:
 
 
 def checked_prefetch_batches(value: object) -> int:
-    try:
-        count = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:  # arrays and tensors of other than one integer refuse too
-        count = None
-    if count is None or isinstance(value, bool):
-        raise TypeError(f"prefetch_batches must be an integer, got {value!r}")
-    if count < 0:
-        raise ValueError(f"prefetch_batches must be 0 or more, got {count}")
-    return count
+    return _checked_integer("prefetch_batches", value, least=0)
+
+
+def checked_max_pending(value: object) -> int:
+    return _checked_integer("max_pending", value, least=1)
 
 
 def checked_skip_keys(skip_keys: object) -> frozenset[str]:
@@ -80,3 +76,15 @@ def checked_skip_keys(skip_keys: object) -> frozenset[str]:
         if not isinstance(key, str):
             raise TypeError(f"skip_keys must hold strings, got {key!r} in {skip_keys!r}")
     return frozenset(skip_keys)
+
+
+def _checked_integer(name: str, value: object, least: int) -> int:
+    try:
+        count = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:  # arrays and tensors of other than one integer refuse too
+        count = None
+    if count is None or isinstance(value, bool):
+        raise TypeError(f"{name} must be an integer, got {value!r}")
+    if count < least:
+        raise ValueError(f"{name} must be {least} or more, got {count}")
+    return count

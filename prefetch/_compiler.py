@@ -17,15 +17,16 @@ def opaque(function: F) -> F:
 
     That would take every import of this package some seconds. A process that compiles has loaded it already.
     """
-    disabled: Callable[..., Any] | None = None
+    kept: Any = function
 
     @functools.wraps(function)
     def call(*arguments: Any) -> Any:
-        nonlocal disabled
         if "torch._dynamo" not in sys.modules:
             return function(*arguments)
+        # An attribute, since the compiler follows this code: a variable of the closure it took for None (torch 2.14).
+        disabled = getattr(kept, "_opaque", None)
         if disabled is None:
-            disabled = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+            disabled = kept._opaque = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
         return disabled(*arguments)
 
     return cast("F", call)

@@ -6,7 +6,7 @@ import array
 import functools
 import numbers
 from collections import UserString, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set, ValuesView
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set, ValuesView
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
@@ -27,17 +27,23 @@ ATOMS = (
 def tensors_on(node: Any, device: torch.device) -> list[torch.Tensor]:
     """Strided tensors whose memory on ``device`` a batch holds, wherever they are stored in it.
 
-    Containers are searched through their items, objects of any class through their stored attributes. Not found is what
-    is hidden from both: in iterators, closures, arrays of objects. A tensor can be listed more than once.
+    As :func:`tensors_in` finds them. A tensor can be listed more than once.
     """
-    found: list[torch.Tensor] = []
+    return [memory for tensor in tensors_in(node) if tensor.device == device for memory in memory_of(tensor)]
+
+
+def tensors_in(node: Any) -> Iterator[torch.Tensor]:
+    """The tensors that a batch holds, of any layout and class, wherever they are stored in it.
+
+    Containers are searched through their items, objects of any class through their stored attributes. Not found is what
+    is hidden from both: in iterators, closures, arrays of objects. A tensor can come more than once.
+    """
     seen: dict[int, Any] = {}  # by id; the objects are held, so that no id is used twice
     open_nodes = [node]
     while open_nodes:
         node = open_nodes.pop()
         if isinstance(node, torch.Tensor):
-            if node.device == device:
-                found += memory_of(node)
+            yield node
             if type(node) is not torch.Tensor or node.__dict__:
                 open_nodes += stored_attributes(node).values()
             continue
@@ -45,7 +51,6 @@ def tensors_on(node: Any, device: torch.device) -> list[torch.Tensor]:
         if contents_of is not None and id(node) not in seen:
             seen[id(node)] = node
             open_nodes += contents_of(node)
-    return found
 
 
 Contents = Callable[[Any], Iterable[Any]]
@@ -105,9 +110,9 @@ def memory_of(tensor: torch.Tensor) -> list[torch.Tensor]:
     return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
 
 
-def path_of(node: Any, wanted: Any) -> str:
+def path_of(node: Any, wanted: Any, name: str = "batch") -> str:
     """How to get from a batch to an object in it, such as ``batch["image"]``; for something hidden just ``batch``."""
-    open_nodes = [(node, "batch")]
+    open_nodes = [(node, name)]
     seen: dict[int, Any] = {}
     while open_nodes:
         node, path = open_nodes.pop()
@@ -116,7 +121,7 @@ def path_of(node: Any, wanted: Any) -> str:
         if id(node) not in seen and not isinstance(node, (ATOMS, torch.Tensor)):
             seen[id(node)] = node
             open_nodes += [(value, path + step) for step, value in _steps(node)]
-    return "batch"
+    return name
 
 
 def _steps(node: Any) -> list[tuple[str, Any]]:

@@ -207,7 +207,7 @@ class _Placement:
         place = self._destination.tensor(layout)
         if place is not None:
             self.copies.append((place, source))
-            if source.__dict__ and not is_host(source.device):  # of which without a destination this object is passed on
+            if source.__dict__ and not is_host(source.device):  # else this very object would be passed on
                 place.__dict__.update(source.__dict__)
         return place
 

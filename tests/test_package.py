@@ -15,10 +15,10 @@ from tests.helpers import ROOT, run_python
 LAYERS = [
     ["__init__"],
     ["_prefetcher"],
-    ["_epoch", "_arguments", "_loaders"],
-    ["_lane", "_background"],
-    ["_feeder", "_transfer", "_memory"],
-    ["_batch", "_staging", "_state"],
+    ["_epoch", "_loaders", "_host"],
+    ["_lane", "_background", "_download", "_arrays"],
+    ["_feeder", "_transfer", "_arguments", "_consumer_memory", "_static_memory", "_sources"],
+    ["_memory", "_batch", "_staging", "_state"],
     ["_search", "_device"],
     ["_rebuild", "_compiler", "_members"],
     ["_registered"],
@@ -75,7 +75,7 @@ def test_docstring_examples() -> None:
             getattr(prefetch, name), name, globs=vars(prefetch) | {"torch": torch}
         ):
             runner.run(test)
-    assert runner.summarize(verbose=False) == (0, 5)
+    assert runner.summarize(verbose=False) == (0, 9)
 
 
 NO_ACCELERATOR_CALLS = """
