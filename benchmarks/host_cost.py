@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from functools import partial
+from typing import Any, get_args
 
 import torch
 
 from benchmarks.harness import load_simulator, save, show
 from prefetch import CUDAPrefetcher
+from prefetch._arguments import MemoryName
 from tests import simulator
 
 BATCHES = 500
@@ -73,13 +75,16 @@ def main() -> None:
     load_simulator(virtual=True)
     simulator.configure(latency_us=0)  # else blocks whose copies are under way pile up behind the raw calls
     pinned = Ready([(torch.ones(1024).pin_memory(), torch.ones(1024).pin_memory()) for _ in range(8)])
-    onto_device, onto_cpu = CUDAPrefetcher(pinned, "sim"), CUDAPrefetcher(pinned, "cpu")
+    onto_device = {
+        f"CUDAPrefetcher, simulated device, {memory}": partial(exhaust, CUDAPrefetcher(pinned, "sim", memory=memory))
+        for memory in get_args(MemoryName)
+    }
     fastest = fastest_us(
         {
-            "bare loader": lambda: exhaust(pinned),
-            "raw PyTorch calls": lambda: raw_calls(pinned),
-            "CUDAPrefetcher, simulated device": lambda: exhaust(onto_device),
-            "CUDAPrefetcher, CPU": lambda: exhaust(onto_cpu),
+            "bare loader": partial(exhaust, pinned),
+            "raw PyTorch calls": partial(raw_calls, pinned),
+            **onto_device,
+            "CUDAPrefetcher, CPU": partial(exhaust, CUDAPrefetcher(pinned, "cpu")),
         }
     )
     bare = fastest["bare loader"]

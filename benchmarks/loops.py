@@ -92,4 +92,8 @@ def all_loops() -> dict[str, Loop]:
         for ahead in (1, 2):
             name = f"CUDAPrefetcher, prefetch_batches={ahead}, background={background}"
             loops[name] = partial(CUDAPrefetcher, device="sim", prefetch_batches=ahead, background=background)
+    for memory in ("consumer", "static"):
+        loops[f"CUDAPrefetcher, {memory}, prefetch_batches=2, background=True"] = partial(
+            CUDAPrefetcher, device="sim", memory=memory, background=True
+        )
     return loops

@@ -1,20 +1,21 @@
 """How much of the copies is hidden, and what memory that takes: ``python -m benchmarks.overlap``.
 
-Times are simulated and exact; memory is what the simulated allocator reserved after 200 steps that never synchronise.
-No GPU takes part. Each loop is given as a ratio to the least possible time: one copy and all compute, or all copies and
-one compute.
+Times are simulated and exact; memory is what the simulated allocator reserved after passes of 200 steps that never
+synchronise, and how often it was asked for some in the second. No GPU takes part. Each loop is given as a ratio to the
+least possible time: one copy and all compute, or all copies and one compute.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, get_args
 
 import torch
 
 from benchmarks.harness import load_simulator, save, show
 from prefetch import CUDAPrefetcher
+from prefetch._arguments import MemoryName
 from tests import simulator
 
 STEPS = 200
@@ -32,38 +33,57 @@ class Pinned:
             yield self.batches[i % len(self.batches)]
 
 
-def plain(loader: Pinned) -> Iterator[torch.Tensor]:
-    """The plain loop."""
-    for batch in loader:
-        yield batch.to("sim")
+class Plain:
+    """The plain loop, which copies on the consumer's stream."""
 
+    def __init__(self, loader: Pinned, *, non_blocking: bool) -> None:
+        self.loader = loader
+        self.non_blocking = non_blocking
 
-def non_blocking(loader: Pinned) -> Iterator[torch.Tensor]:
-    """The plain loop with asynchronous copies, on the consumer's stream."""
-    for batch in loader:
-        yield batch.to("sim", non_blocking=True)
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for batch in self.loader:
+            yield batch.to("sim", non_blocking=self.non_blocking)
 
 
 LOOPS: dict[str, Callable[[Pinned], Any]] = {
-    "batch.to(device)": plain,
-    "batch.to(device, non_blocking=True)": non_blocking,
-    "CUDAPrefetcher, prefetch_batches=1": partial(CUDAPrefetcher, device="sim", prefetch_batches=1),
-    "CUDAPrefetcher, prefetch_batches=2": partial(CUDAPrefetcher, device="sim", prefetch_batches=2),
+    "batch.to(device)": partial(Plain, non_blocking=False),
+    "batch.to(device, non_blocking=True)": partial(Plain, non_blocking=True),
+} | {
+    f"CUDAPrefetcher, {memory}, prefetch_batches={ahead}": partial(
+        CUDAPrefetcher, device="sim", memory=memory, prefetch_batches=ahead
+    )
+    for memory in get_args(MemoryName)
+    for ahead in (0, 1, 2)
 }
 
 
-def measure(loop: Callable[[Pinned], Any], copy_ms: int, compute_ms: int) -> tuple[float, float]:
-    """Simulated milliseconds of all steps, and batches reserved at the end."""
+class Measured(NamedTuple):
+    """What a loop took."""
+
+    ms: float
+    """Simulated, for all steps of one pass."""
+    reserved: float
+    """Batches reserved by the allocator after two passes."""
+    allocations: int
+    """How often memory was asked for in the second pass."""
+
+
+def measure(loop: Callable[[Pinned], Any], copy_ms: int, compute_ms: int) -> Measured:
+    """Two passes that never synchronise."""
     load_simulator(virtual=True)
-    loader = Pinned()
+    batches = loop(Pinned())
     simulator.configure(latency_us=copy_ms * 1000)
     torch.accelerator.empty_cache()
-    start = simulator.host_time_ns()
-    for _ in loop(loader):
-        simulator.busy(compute_ms * 1000)
-    reserved = torch.accelerator.memory_reserved() / (4 * SIZE)
-    torch.accelerator.synchronize()
-    return (simulator.host_time_ns() - start) / 1e6, reserved
+    took_ms, counted = 0.0, [0]
+    for _ in range(2):
+        start = simulator.host_time_ns()
+        for _ in batches:
+            simulator.busy(compute_ms * 1000)
+        reserved = torch.accelerator.memory_reserved() / (4 * SIZE)
+        counted.append(torch.accelerator.memory_stats()["allocation.all.allocated"])
+        torch.accelerator.synchronize()
+        took_ms = (simulator.host_time_ns() - start) / 1e6
+    return Measured(took_ms, reserved, counted[-1] - counted[-2])
 
 
 def main() -> None:
@@ -71,12 +91,14 @@ def main() -> None:
     rows = []
     for name, loop in LOOPS.items():
         row: dict[str, Any] = {"loop": name}
+        most: list[Measured] = []
         for copy_ms, compute_ms in ((5, 10), (9, 10), (10, 5)):
-            took, reserved = measure(loop, copy_ms, compute_ms)
+            measured = measure(loop, copy_ms, compute_ms)
             least = min(copy_ms, compute_ms) + STEPS * max(copy_ms, compute_ms)
-            row[f"copy {copy_ms} ms, compute {compute_ms} ms"] = round(took / least, 3)
-            row["reserved, batches"] = max(reserved, row.get("reserved, batches", 0))
-        row["reserved, batches"] = row.pop("reserved, batches")
+            row[f"copy {copy_ms} ms, compute {compute_ms} ms"] = round(measured.ms / least, 3)
+            most.append(measured)
+        row["reserved, batches"] = max(measured.reserved for measured in most)
+        row["allocations, second pass"] = max(measured.allocations for measured in most)
         rows.append(row)
     show(rows)
     print(f"\nwritten to {save('overlap', rows)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -301,6 +302,24 @@ class TestHeld:
         assert len(known) == 4
         assert set(addresses(prefetcher)) == known
         assert allocations() == before
+
+    @BACKGROUND
+    @pytest.mark.parametrize("grows", [False, True])
+    @pytest.mark.filterwarnings("ignore:a batch is still held")
+    def test_let_go_late(self, any_sim: Any, grows: bool, background: bool) -> None:
+        """Memory that a held batch has kept is not used again while what was queued on it last still reads it."""
+        any_sim.configure(latency_us=100)
+        batches = [full(SIZE // 4 if grows and i < 6 else SIZE, value=float(i)) for i in range(24)]
+        kept: deque[torch.Tensor] = deque()
+        sums = []
+        for position, batch in enumerate(CUDAPrefetcher(batches, "sim", memory="static", background=background)):
+            kept.append(batch)
+            if len(kept) > (6 if position > 10 else 0):
+                any_sim.busy(1000)
+                sums.append(kept[0].mean())
+                kept.popleft()
+        assert torch.stack(sums).tolist() == [float(i) for i in range(18)]
+        assert any_sim.races() == []
 
     @BACKGROUND
     def test_last_batch_and_this_one(self, any_sim: Any, background: bool) -> None:
