@@ -110,9 +110,9 @@ def test_consumer_changes_streams(any_sim: Any, background: bool, memory: Any) -
     """Each batch is made ready for the stream that is current when it is asked for."""
     any_sim.configure(latency_us=1000)
     streams = [torch.Stream("sim"), torch.Stream("sim"), ACCELERATOR.current_stream()]
-    iterator = iter(CUDAPrefetcher(Numbered(9), "sim", background=background, memory=memory))
+    iterator = iter(CUDAPrefetcher(Numbered(30), "sim", background=background, memory=memory))
     sums = []
-    for position in range(9):
+    for position in range(30):
         ACCELERATOR.set_stream(streams[position % 3])
         batch = next(iterator)
         any_sim.busy(800)
@@ -120,7 +120,7 @@ def test_consumer_changes_streams(any_sim: Any, background: bool, memory: Any) -
         del batch
     ACCELERATOR.set_stream(streams[2])
     ACCELERATOR.synchronize()
-    assert [value.item() for value in sums] == [float(i + 1) for i in range(9)]
+    assert [value.item() for value in sums] == [float(i + 1) for i in range(30)]
     assert any_sim.races() == []
 
 
