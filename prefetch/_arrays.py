@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from prefetch._batch import walk
+from prefetch._batch import Visitor, walk
 from prefetch._search import path_of
 from prefetch._staging import is_ordinary
 
@@ -21,10 +21,8 @@ def arrays_of(tree: Any) -> Any:
     return walk(tree, _Arrays(tree))
 
 
-class _Arrays:
+class _Arrays(Visitor):
     """The traversal that gives NumPy arrays."""
-
-    skip_keys: frozenset[str] = frozenset()
 
     def __init__(self, tree: Any) -> None:
         self._tree = tree
@@ -34,9 +32,6 @@ class _Arrays:
         if id(tensor) not in self._arrays:
             self._arrays[id(tensor)] = self._array(tensor)
         return self._arrays[id(tensor)]
-
-    def other(self, obj: Any) -> Any:
-        return obj
 
     def _array(self, tensor: torch.Tensor) -> Any:
         try:

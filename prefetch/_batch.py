@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.nn.utils.rnn import PackedSequence
@@ -22,17 +23,22 @@ from prefetch._registered import Registered, forgets, registered
 from prefetch._search import ATOMS
 
 
-class Visitor(Protocol):
+class Visitor(ABC):
     """What a traversal does with what it finds; one object for each traversal."""
 
-    skip_keys: frozenset[str]
+    skip_keys: frozenset[str] = frozenset()
     """Mapping keys and field names whose values are not visited."""
 
-    def leaf(self, tensor: torch.Tensor, /) -> Any:
+    @abstractmethod
+    def leaf(self, tensor: torch.Tensor) -> Any:
         """What takes the place of a tensor."""
 
-    def other(self, obj: Any, /) -> Any:
+    def other(self, obj: Any) -> Any:
         """What takes the place of an object that is no container."""
+        return obj
+
+    def made(self, container: Any) -> None:  # noqa: B027 - not every traversal needs it
+        """Code of the user's, or of a foreign class, has made this from visited content: it may hold more than that."""
 
 
 Handler = Callable[[Any, Visitor], Any]
@@ -94,7 +100,11 @@ def _untouched(node: Any, visitor: Visitor) -> Any:  # noqa: ARG001 - one signat
 
 def _registered(known: Registered, node: Any, visitor: Visitor) -> Any:
     visited, changed = _visited_fields(known.parts(node).items(), visitor)
-    return known.remade(node, visited) if changed else node
+    if not changed:
+        return node
+    made = known.remade(node, visited)
+    visitor.made(made)
+    return made
 
 
 def _visited_fields(fields: Iterable[tuple[Any, Any]], visitor: Visitor) -> tuple[dict[Any, Any], bool]:
@@ -174,7 +184,7 @@ def _dict_subclass(node: Any, visitor: Visitor) -> Any:
     if not changed:
         return node
     items = list(visited.items())
-    return _first_equal(node, items, dict.items, [_filled(items), _made(visited)])
+    return _first_equal(node, visitor, items, dict.items, [_filled(items), _made(visited)])
 
 
 def _list_subclass(node: Any, visitor: Visitor) -> Any:
@@ -182,7 +192,9 @@ def _list_subclass(node: Any, visitor: Visitor) -> Any:
     if not changed:
         return node
     items = list(enumerate(visited))
-    return _first_equal(node, items, lambda clone: enumerate(list.__iter__(clone)), [_filled(items), _made(visited)])
+    return _first_equal(
+        node, visitor, items, lambda clone: enumerate(list.__iter__(clone)), [_filled(items), _made(visited)]
+    )
 
 
 def _mapping(node: Any, visitor: Visitor) -> Any:
@@ -191,7 +203,7 @@ def _mapping(node: Any, visitor: Visitor) -> Any:
         return node
     items = list(visited.items())
     ways = [_stored(visitor), _filled(items), _made(visited)]
-    return _first_equal(node, items, lambda clone: clone.items(), ways)
+    return _first_equal(node, visitor, items, lambda clone: clone.items(), ways)
 
 
 def _sequence(node: Any, visitor: Visitor) -> Any:
@@ -199,7 +211,7 @@ def _sequence(node: Any, visitor: Visitor) -> Any:
     if not changed:
         return node
     items = list(enumerate(visited))
-    return _first_equal(node, items, enumerate, [_stored(visitor), _filled(items), _made(visited)])
+    return _first_equal(node, visitor, items, enumerate, [_stored(visitor), _filled(items), _made(visited)])
 
 
 Way = Callable[[Any], Any]
@@ -236,7 +248,11 @@ def _made(content: Any) -> Way:
 
 
 def _first_equal(
-    node: Any, items: list[tuple[Any, Any]], items_of: Callable[[Any], Iterable[tuple[Any, Any]]], ways: list[Way]
+    node: Any,
+    visitor: Visitor,
+    items: list[tuple[Any, Any]],
+    items_of: Callable[[Any], Iterable[tuple[Any, Any]]],
+    ways: list[Way],
 ) -> Any:
     """What the first of several ways makes that is another object of the same class with these items."""
     reason: Exception | None = None
@@ -245,6 +261,7 @@ def _first_equal(
             clone = way(node)
             if type(clone) is type(node) and clone is not node and _equal(list(items_of(clone)), items):
                 reason = None  # its traceback holds this frame
+                visitor.made(clone)
                 return clone
         except Exception as error:  # noqa: BLE001 - a foreign class may refuse a way by raising anything
             reason = reason or error

@@ -152,10 +152,8 @@ def _walked(tree: Any, visitor: Visitor) -> Any:
         raise PrefetchError("a container in the tree holds itself: give it a method .to(device)") from error
 
 
-class _Devices:
+class _Devices(Visitor):
     """The traversal that collects the devices, the host apart, of what the others would copy."""
-
-    skip_keys: frozenset[str] = frozenset()
 
     def __init__(self) -> None:
         self.found: dict[torch.device, None] = {}  # a set that keeps the order
@@ -171,14 +169,12 @@ class _Devices:
         return obj
 
 
-class _Reading:
+class _Reading(Visitor):
     """The traversal that copies a tree, each tensor when it comes to it; two references to one stay references to one.
 
     Args:
         dtype: Floating-point type to which floating leaves are cast.
     """
-
-    skip_keys: frozenset[str] = frozenset()
 
     def __init__(self, dtype: torch.dtype | None) -> None:
         self._dtype = dtype

@@ -51,7 +51,7 @@ def register_batch_type(
     flatten: Callable[[B], Mapping[str, Any]],
     unflatten: Callable[[B, dict[str, Any]], B],
 ) -> None:
-    """Teach all prefetchers to move batches of a class that holds tensors in a way of its own.
+    """Teach all prefetchers, and :func:`to_host`, to move objects of a class that holds tensors in a way of its own.
 
     Not needed for mappings, sequences, dataclasses and classes with a method ``.to(device)``. What is registered here
     comes before all that, for subclasses too; a second registration of a class replaces the first.
@@ -71,7 +71,8 @@ def register_batch_type(
         flatten: Gives the parts of an object by name; they may be nested batches. ``skip_keys`` and warnings use the
             names.
         unflatten: Makes another object like the one given, from parts by the same names. Must not write to the one
-            given. Called only if a part has changed.
+            given. Called only if a part has changed. It may compute with tensors on the device; but in
+            :func:`to_host` it is called before the values of the parts have arrived, and must not look at them.
 
     A batch for which one of them returns something else raises ``PrefetchError`` in its place; what they raise is
     raised there as it is.

@@ -13,9 +13,10 @@ from prefetch._batch import Visitor, walk
 from prefetch._device import current_stream, has_streams, is_host
 from prefetch._errors import PrefetchError
 from prefetch._memory import Destination, Layout
+from prefetch._placing import Exchange, Placed, Placing, PlacingResults
 from prefetch._rebuild import own_copy
 from prefetch._search import memory_of, tensors_on
-from prefetch._staging import Staging, dense_strides, is_ordinary, is_plain
+from prefetch._staging import Staging, dense_strides, is_plain
 
 # The dimensions of the tensors to which a memory format can be given, as in torch.empty(memory_format=).
 _MEMORY_FORMAT_DIMS = {
@@ -95,10 +96,12 @@ class Transfer:
             raise RuntimeError("a batch's transform or .to() raised StopIteration") from error
 
     def _moved(self, batch: Any, destination: Destination | None) -> tuple[Any, list[torch.Tensor]]:
-        move = _Move(self, destination if self._transform is None else None)
         try:
+            placed: Placed = {}
+            if destination is not None and self._transform is None:
+                placed = self._place(batch, Placing(destination, self.device, self.layout, self.skip_keys))
+            move = _Move(self, placed)
             moved = _walked(batch, move)
-            move.fill()
         finally:
             self._staging.name_pageable(batch)
         if self._transform is None:
@@ -107,11 +110,21 @@ class Transfer:
             moved = self._transform(moved)
         if destination is None:
             return moved, tensors_on(moved, self.device)
-        placement = _Placement(self, destination)
-        moved = _walked(moved, placement)
-        placement.fill()
-        placed = {id(place) for place, _ in placement.copies}
-        return moved, [tensor for tensor in tensors_on(moved, self.device) if id(tensor) not in placed]
+        placed = self._place(moved, PlacingResults(destination, self.device))
+        moved = _walked(moved, Exchange(placed))
+        places = {id(place) for _, place in placed.values()}
+        return moved, [tensor for tensor in tensors_on(moved, self.device) if id(tensor) not in places]
+
+    def _place(self, batch: Any, placing: Placing) -> Placed:
+        """Copy the dense tensors of a batch into a destination.
+
+        The batch is put together afterwards, since what makes its containers may look into the tensors.
+        """
+        _walked(batch, placing)
+        placing.destination.open(current_stream(self.device))
+        for source, place in placing.placed.values():
+            self._fill(place, source)
+        return placing.placed
 
     def convert(self, tensor: torch.Tensor) -> torch.Tensor:
         """Cast and format a leaf: after the copy, so that the narrow type crosses the bus."""
@@ -137,8 +150,8 @@ class Transfer:
             source = self._staging.prepare(source)
         return source.to(self.device, non_blocking=self.non_blocking)
 
-    def fill(self, place: torch.Tensor, source: torch.Tensor) -> None:
-        """Copy a leaf to where it belongs, and convert it on the way."""
+    def _fill(self, place: torch.Tensor, source: torch.Tensor) -> None:
+        """Copy a leaf to its place, and convert it on the way."""
         data = source
         if source.device != self.device:
             data = self._staging.prepare(source)
@@ -165,74 +178,33 @@ def _walked(batch: Any, visitor: Visitor) -> Any:
         raise PrefetchError("a container in the batch holds itself: give it a method .to(device)") from error
 
 
-class _Placement:
-    """The traversal that gives the dense device tensors of a batch their place in a destination.
+class _Move(Visitor):
+    """The traversal that moves one batch; two references to one object stay references to one.
 
-    Memory for all comes first, and then, in :meth:`fill`, the copies: they wait for what was queued before the memory
-    was handed out. Two references to one object stay references to one.
+    Args:
+        transfer: What is done to leaves.
+        placed: Those that have been moved already.
     """
 
-    skip_keys: frozenset[str] = frozenset()
-
-    def __init__(self, transfer: Transfer, destination: Destination | None) -> None:
-        self.copies: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._transfer = transfer
-        self._destination = destination
-        self._done: dict[int, tuple[Any, Any]] = {}  # by id; the source is held, so that no id is used twice
-
-    def leaf(self, source: torch.Tensor) -> Any:
-        known = self._done.get(id(source))
-        if known is not None:
-            return known[1]
-        place = None
-        if source.device == self._transfer.device:
-            place = self._place(source, Layout(tuple(source.shape), dense_strides(source), source.dtype))
-        result = source if place is None else place
-        self._done[id(source)] = (source, result)
-        return result
-
-    def other(self, source: Any) -> Any:
-        return source
-
-    def fill(self) -> None:
-        """Copy to the places what belongs there."""
-        if self._destination is not None:
-            self._destination.open(current_stream(self._transfer.device))
-            for place, source in self.copies:
-                self._transfer.fill(place, source)
-
-    def _place(self, source: torch.Tensor, layout: Layout) -> torch.Tensor | None:
-        if self._destination is None or not source.numel() or not is_ordinary(source):
-            return None
-        place = self._destination.tensor(layout)
-        if place is not None:
-            self.copies.append((place, source))
-            if source.__dict__ and not is_host(source.device):  # else this very object would be passed on
-                place.__dict__.update(source.__dict__)
-        return place
-
-
-class _Move(_Placement):
-    """The traversal that moves one batch."""
-
-    def __init__(self, transfer: Transfer, destination: Destination | None) -> None:
-        super().__init__(transfer, destination)
+    def __init__(self, transfer: Transfer, placed: Placed) -> None:
         self.skip_keys = transfer.skip_keys
         self.tensors: list[torch.Tensor] = []
+        self._transfer = transfer
+        self._places = {id(place) for _, place in placed.values()}
+        self._done: dict[int, tuple[Any, Any]] = dict(placed)  # by id, as in Placed
 
     def leaf(self, source: torch.Tensor) -> Any:
         known = self._done.get(id(source))
         if known is not None:
             return known[1]
-        transfer, destination = self._transfer, self._destination
-        place = None
-        if destination is not None and (
-            is_host(source.device) or (destination.takes_device_tensors and source.device == transfer.device)
-        ):
-            place = self._place(source, transfer.layout(source))
-        result = self._moved(source) if place is None else place
+        result = self._moved(source)
         self._done[id(source)] = (source, result)
         return result
+
+    def made(self, container: Any) -> None:
+        if self._transfer.moves:
+            found = tensors_on(container, self._transfer.device)
+            self.tensors += [tensor for tensor in found if id(tensor) not in self._places]
 
     def _moved(self, source: torch.Tensor) -> torch.Tensor:
         transfer = self._transfer

@@ -220,9 +220,8 @@ MUTANTS = [
     Mutant(
         "aliases copied twice",
         "_transfer",
-        "        result = self._moved(source) if place is None else place\n"
-        "        self._done[id(source)] = (source, result)\n",
-        "        result = self._moved(source) if place is None else place\n",
+        "        result = self._moved(source)\n        self._done[id(source)] = (source, result)\n",
+        "        result = self._moved(source)\n",
         "tests/test_containers.py",
     ),
     Mutant(
@@ -916,6 +915,13 @@ MUTANTS = [
         "tests/test_host_contexts.py -k compiled",
     ),
     Mutant(
+        "what unflatten makes is not recorded",
+        "_batch",
+        "    visitor.made(made)\n",
+        "",
+        "tests/test_registered.py",
+    ),
+    Mutant(
         "slot overwritten while held",
         "_static_memory",
         "self._delivered.popleft()\n            return _Slot(), True",
@@ -997,7 +1003,7 @@ MUTANTS = [
     Mutant("told of each held batch", "_static_memory", "self._is_told = True", "pass", "tests/test_static.py"),
     Mutant(
         "attributes of results lost",
-        "_transfer",
+        "_placing",
         "place.__dict__.update(source.__dict__)",
         "pass",
         "tests/test_static.py",

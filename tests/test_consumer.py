@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +15,12 @@ from prefetch import CUDAPrefetcher
 ACCELERATOR = torch.accelerator
 SIZE = 1 << 19  # 2 MiB of floats: the simulated allocator's unit for large blocks, so that bytes count batches
 BACKGROUND = pytest.mark.parametrize("background", [False, True])
+
+
+@pytest.fixture(autouse=True)
+def _no_garbage() -> None:
+    """What other tests have left in cycles is not counted."""
+    gc.collect()
 
 
 @BACKGROUND

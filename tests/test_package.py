@@ -18,6 +18,7 @@ LAYERS = [
     ["_epoch", "_loaders", "_host"],
     ["_lane", "_background", "_download", "_arrays"],
     ["_feeder", "_transfer", "_arguments", "_consumer_memory", "_static_memory", "_sources"],
+    ["_placing"],
     ["_memory", "_batch", "_staging", "_state"],
     ["_search", "_device"],
     ["_rebuild", "_compiler", "_members"],

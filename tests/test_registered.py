@@ -10,6 +10,7 @@ import torch
 
 from prefetch import CUDAPrefetcher, PrefetchError, PrefetchWarning, register_batch_type
 from prefetch._registered import _caches, _classes
+from tests.helpers import BY_MEMORY
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +47,37 @@ def graphs(count: int) -> Iterator[Graph]:
     """Pinned ones; nodes of graph ``i`` are ``i + 1``."""
     for i in range(count):
         yield Graph(torch.full((1 << 14,), float(i + 1)).pin_memory(), {"index": torch.arange(3).pin_memory()}, "g")
+
+
+class Sums:
+    """Computes from its tensor when it is made."""
+
+    def __init__(self, values: torch.Tensor, total: torch.Tensor | None = None) -> None:
+        self.values = values
+        self.total = values.mean() if total is None else total
+
+
+@BY_MEMORY
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("where", ["batch", "transform"])
+def test_values_are_there_when_put_together(any_sim: Any, where: str, background: bool, memory: Any) -> None:
+    """What puts a batch together may compute with the moved tensors: it finds their values."""
+    register_batch_type(Sums, lambda sums: {"values": sums.values}, lambda sums, parts: Sums(parts["values"]))
+    any_sim.configure(latency_us=1500)
+    batches = (torch.full((1 << 14,), float(i + 1)).pin_memory() for i in range(8))
+    prefetcher: Any = CUDAPrefetcher(
+        (Sums(batch) if where == "batch" else batch for batch in batches),
+        "sim",
+        transform=None if where == "batch" else lambda batch: Sums(batch * 1),
+        background=background,
+        memory=memory,
+    )
+    totals = []
+    for sums in prefetcher:
+        any_sim.busy(500)
+        totals.append(sums.total + sums.values.mean())
+    assert torch.stack(totals).tolist() == [2.0 * (i + 1) for i in range(8)]
+    assert any_sim.races() == []
 
 
 @pytest.mark.parametrize("background", [False, True])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -17,6 +18,12 @@ ACCELERATOR = torch.accelerator
 SIZE = 1 << 19  # 2 MiB of floats: the simulated allocator's unit for large blocks, so that bytes count batches
 BATCH_BYTES = 4 * SIZE
 BACKGROUND = pytest.mark.parametrize("background", [False, True])
+
+
+@pytest.fixture(autouse=True)
+def _no_garbage() -> None:
+    """What other tests have left in cycles is not counted."""
+    gc.collect()
 
 
 def allocations() -> int:
@@ -296,9 +303,11 @@ class TestHeld:
                 sums.append(batch.mean())
         assert read(kept) == [1.0]
         assert torch.stack(sums).tolist() == [i + 1.0 for i in range(16)]
-        (only,) = warned
-        assert str(only.message).startswith("a batch is still held while 3 later ones")
-        assert (only.category, only.filename) == (PrefetchWarning, __file__)
+        # A thread that does not get ahead of the loop does not need the slot.
+        assert len(warned) in ((0, 1) if background else (1,))
+        for one in warned:
+            assert str(one.message).startswith("a batch is still held while 3 later ones")
+            assert (one.category, one.filename) == (PrefetchWarning, __file__)
         assert any_sim.races() == []
 
     @BACKGROUND

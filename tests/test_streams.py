@@ -190,7 +190,7 @@ def test_grad_modes(sim: Any, mode: Any, background: bool, memory: Any) -> None:
     with mode():
         before = caller_state()
         prefetcher = CUDAPrefetcher(
-            numbered(3),
+            numbered(8),
             "sim",
             dtype=torch.float64,
             transform=lambda batch: batch * 2,
@@ -204,7 +204,7 @@ def test_grad_modes(sim: Any, mode: Any, background: bool, memory: Any) -> None:
     weight = torch.ones(1, device="sim", requires_grad=True)
     (batch * weight).sum().backward()  # an inference tensor could not be saved for this
     assert weight.grad is not None
-    assert weight.grad.item() == 6.0 * batch.numel()
+    assert weight.grad.item() == 16.0 * batch.numel()
 
 
 @pytest.mark.parametrize("background", [False, True])
