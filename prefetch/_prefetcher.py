@@ -61,9 +61,9 @@ class CUDAPrefetcher(Generic[T]):
     tensor. The loader's batch is never written to. A leaf that requires gradients arrives as one that does.
 
     A batch can be used on the stream that is current when it is asked for, and on others after the usual
-    ``wait_stream`` and ``record_stream``. Device memory holds at most ``prefetch_batches + 3`` batches, beside what the
-    caller keeps, what a cast or the transform needs for a moment, and what a second open pass holds: before it
-    allocates a batch, the host waits for the last step but one.
+    ``wait_stream`` and ``record_stream``. Device memory holds at most ``prefetch_batches + 3`` batches, or 2 instead of
+    3 (see ``memory``), beside what the caller keeps, what a cast or the transform needs for a moment, and what a second
+    open pass holds. While a graph is captured no batch can be asked for (``PrefetchError``).
 
     If the loader has ``state_dict()`` and ``load_state_dict()``, so has the prefetcher: the state is that of the
     batches delivered, whatever has been looked ahead, in the loader's own format, and a copy. A state that is loaded
@@ -85,7 +85,12 @@ class CUDAPrefetcher(Generic[T]):
             those of the first ``next()``. ``None``: exactly where a thread cannot change results, which is for a
             ``DataLoader`` with worker processes and torch's own samplers, without a ``transform``, on an accelerator.
         memory: Who owns the device memory. ``"record_stream"``: it is allocated on the side stream, and
-            ``Tensor.record_stream`` keeps it from being reused before the consumer's kernels are done. [2]_
+            ``Tensor.record_stream`` keeps it from being reused before the consumer's kernels are done [2]_; before it
+            allocates a batch, the host waits for the last step but one. ``"consumer"``: it is allocated on the
+            consumer's stream. ``"static"``: it is allocated once, in ``prefetch_batches + 2`` slots whose addresses
+            stay. A batch that is still held when its slot comes round keeps its memory, and the slot gets other memory;
+            one ``PrefetchWarning`` says so. Use of it on another stream must be waited for before it is let go. With
+            both, a copy starts when the step before is done if nothing is looked ahead.
         pin_memory: Leaves that could only be copied synchronously, from pageable memory or from pinned memory with
             gaps, are staged through pinned buffers, which are reused. If false they are copied as they are. Either way
             the first leaf in pageable memory is named in one ``PrefetchWarning``.
