@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from typing_extensions import assert_type
 
-from prefetch import CUDAPrefetcher
+from prefetch import CUDAPrefetcher, HostCopier, HostFuture, to_host
 
 Batch = tuple[torch.Tensor, int]
 loader: list[Batch] = []
@@ -27,3 +27,11 @@ iterator = iter(transformed)
 assert_type(next(iterator), torch.Tensor)
 iterator.close()
 assert_type(transformed.device, torch.device)
+
+assert_type(to_host({"loss": torch.ones(())}, dtype=torch.float32), HostFuture)
+with HostCopier("cpu", max_pending=2) as copier:
+    future = copier.submit(torch.ones(()))
+assert_type(future, HostFuture)
+assert_type(future.done(), bool)
+static = CUDAPrefetcher(loader, memory="static")
+assert_type(static, CUDAPrefetcher[Batch])
