@@ -109,6 +109,7 @@ class _ConsumerDestination(Destination):
         self._layouts: list[Layout] = []
         self._reserved: deque[tuple[Layout, torch.Tensor]] = deque()
         self._allocated: torch.Event | None = None
+        self._side: torch.Stream | None = None
         if layouts:
             # As ordinary tensors, also for a loop under inference mode.
             with on_stream(consumer), torch.inference_mode(False):
@@ -136,6 +137,7 @@ class _ConsumerDestination(Destination):
     def open(self, side: torch.Stream) -> None:
         """See :meth:`Destination.open`."""
         self._reserved.clear()
+        self._side = side
         if self._tensors:
             side.wait_event(self._allocated or self._consumer.record_event())
             self._policy.layouts = tuple(self._layouts)
@@ -150,9 +152,14 @@ class _ConsumerDestination(Destination):
         """See :meth:`Destination.give_back`."""
         self.opened.set()
         tensors, self._tensors = self._tensors, []
-        if tensors and self.copied is not None and not is_gone(self._process):
-            # The allocator will hand them to the consumer's next kernels. A device that has failed says so elsewhere.
-            with contextlib.suppress(RuntimeError):
+        if not tensors or self.copied is None or self._side is None or is_gone(self._process):
+            return
+        # The allocator will hand them to the consumer's next kernels. A device that has failed says so elsewhere.
+        with contextlib.suppress(RuntimeError), on_stream(self._consumer):
+            if is_capturing(self._consumer.device):  # which must not wait for what is no part of the graph
+                for tensor in tensors:
+                    tensor.record_stream(self._side)
+            else:
                 self._consumer.wait_event(self.copied)
 
 

@@ -32,6 +32,10 @@ class HostFuture:
         self._tree = tree
         self._download = download
 
+    def __reduce__(self) -> Any:
+        """Neither pickled nor copied: the values of a copy would never arrive."""
+        raise TypeError("a HostFuture cannot be copied or pickled: take its result()")
+
     @opaque
     def done(self) -> bool:
         """Whether :meth:`result` returns without waiting for the device; never waits itself.

@@ -1016,6 +1016,21 @@ MUTANTS = [
         "tests/test_static.py",
     ),
     Mutant(
+        "back-wait in a capture",
+        "_consumer_memory",
+        "if is_capturing(self._consumer.device):  # which must not",
+        "if False:  # which must not",
+        "tests/test_capture.py",
+    ),
+    Mutant(
+        "no back-wait in a capture",
+        "_consumer_memory",
+        "                    tensor.record_stream(self._side)\n",
+        "                    pass\n",
+        "tests/test_capture.py",
+    ),
+    Mutant("futures copied", "_host", "    def __reduce__", "    def reduce", "tests/test_host_end.py"),
+    Mutant(
         "no back-wait", "_consumer_memory", "self._consumer.wait_event(self.copied)", "pass", "tests/test_memory.py"
     ),
     Mutant(

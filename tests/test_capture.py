@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -63,6 +65,58 @@ def test_capture_beside_copies(sim: Any, memory: Any) -> None:
     stream.synchronize()
     assert landed == 4
     assert [value[0].item() for value in (first, batch, *iterator)] == [2.0, 2.0, 3.0, 4.0]
+
+
+@BY_MEMORY
+@pytest.mark.parametrize("end", ["error", "close"])
+def test_batches_given_up_beside_a_capture(any_sim: Any, end: str, memory: Any) -> None:
+    """A batch that comes to nothing while the consumer's stream captures has no part in the capture."""
+    any_sim.configure(latency_us=300)
+
+    class Refusing:
+        """Fails when it is moved, after the leaf before it."""
+
+        def to(self, device: Any) -> Any:
+            has_failed.set()
+            raise ValueError("no good")
+
+    may_fail, has_failed = threading.Event(), threading.Event()
+
+    def batches() -> Iterator[list[Any]]:
+        for i in range(5):
+            if i == 3 and end == "error":
+                assert may_fail.wait(60)
+            yield [torch.full((1 << 14,), float(i)).pin_memory(), Refusing() if i == 3 and end == "error" else None]
+
+    values = torch.ones(4, device="sim")
+    with torch.Stream("sim") as stream:
+        iterator: Any = iter(CUDAPrefetcher(batches(), "sim", memory=memory, background=end == "error"))
+        first, second = next(iterator)[0], next(iterator)[0]
+        ACCELERATOR.synchronize()
+        graph = ACCELERATOR.Graph(capture_error_mode="thread_local")
+        graph.capture_begin()
+        values.add_(1)
+        if end == "error":
+            may_fail.set()
+            assert has_failed.wait(60)
+            while not prefetched_error(iterator):
+                pass
+        else:
+            iterator._feeder.close()
+        values.add_(first[:4])
+        graph.capture_end()
+        graph.replay()
+        later = [torch.full((1 << 14,), 7.0, device="sim") for _ in range(6)]
+        means = [tensor.mean() for tensor in (second, *later)]
+    stream.synchronize()
+    assert values.tolist() == [2.0] * 4
+    assert [mean.item() for mean in means] == [1.0] + [7.0] * 6
+    assert any_sim.races() == []
+
+
+def prefetched_error(iterator: Any) -> bool:
+    """Whether a pass has met its error, which waits for its turn."""
+    return any(item.error is not None for _, item in list(iterator._feeder._work.ready))
 
 
 def step(batch: torch.Tensor, total: torch.Tensor) -> None:

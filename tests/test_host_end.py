@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import threading
 from typing import Any
 
@@ -34,6 +36,13 @@ class TestEnd:
         copier.close()
         assert [value_of(future.result()) for future in futures] == [0.0, 1.0, 2.0]
         assert virtual_sim.host_time_ns() == closed
+
+    @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps], ids=["copy", "deepcopy", "pickle"])
+    def test_futures_are_not_copied(self, sim: Any, copied: Any) -> None:
+        """The values of a copy would never arrive."""
+        future = HostCopier("sim").submit(ones(1.0))
+        with pytest.raises(TypeError, match="a HostFuture cannot be copied or pickled"):
+            copied(future)
 
     @pytest.mark.parametrize("device", ["cpu", "sim"])
     @pytest.mark.parametrize("tree", [None, torch.ones(1)], ids=["nothing", "tensor"])
