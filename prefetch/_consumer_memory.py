@@ -54,8 +54,8 @@ class _ConsumerPass(PassMemory):
         self._delivered = 0
         self._issued = 0
         self._reserved: deque[_ConsumerDestination] = deque()
-        self._last_opened = threading.Event()
-        self._last_opened.set()
+        self._is_allocated = threading.Event()  # clear while a batch's memory is being allocated as it is issued
+        self._is_allocated.set()
         self._lock = threading.RLock()
 
     def asked(self, consumer: torch.Stream) -> None:
@@ -74,15 +74,14 @@ class _ConsumerPass(PassMemory):
             if self._reserved:
                 return self._reserved.popleft()
             assert self._consumer is not None  # a batch is issued after it is asked for
-            destination = _ConsumerDestination(self._policy, self._consumer, ())
-            self._last_opened = destination.opened
-            return destination
+            self._is_allocated.clear()
+            return _ConsumerDestination(self._policy, self._consumer, (), self._is_allocated)
 
     def delivered(self, position: int) -> None:
         """See :meth:`PassMemory.delivered`."""
         self._delivered = position + 1
         self._reserve()  # the first batches were asked for when their layouts were not known
-        self._last_opened.wait(_PATIENCE_S)
+        self._is_allocated.wait(_PATIENCE_S)
 
     def end(self) -> None:
         """See :meth:`PassMemory.end`."""
@@ -100,8 +99,14 @@ class _ConsumerPass(PassMemory):
 
 
 class _ConsumerDestination(Destination):
-    def __init__(self, policy: Consumer, consumer: torch.Stream, layouts: tuple[Layout, ...]) -> None:
-        self.opened = threading.Event()
+    def __init__(
+        self,
+        policy: Consumer,
+        consumer: torch.Stream,
+        layouts: tuple[Layout, ...],
+        is_allocated: threading.Event | None = None,
+    ) -> None:
+        self._is_allocated = is_allocated
         self._policy = policy
         self._consumer = consumer
         self._process = os.getpid()
@@ -111,8 +116,7 @@ class _ConsumerDestination(Destination):
         self._allocated: torch.Event | None = None
         self._side: torch.Stream | None = None
         if layouts:
-            # As ordinary tensors, also for a loop under inference mode.
-            with on_stream(consumer), torch.inference_mode(False):
+            with on_stream(consumer):
                 self._reserved.extend((layout, _allocated(layout, consumer.device)) for layout in layouts)
             self._allocated = consumer.record_event()
 
@@ -141,7 +145,7 @@ class _ConsumerDestination(Destination):
         if self._tensors:
             side.wait_event(self._allocated or self._consumer.record_event())
             self._policy.layouts = tuple(self._layouts)
-        self.opened.set()
+        self._allocation_is_over()
 
     def hand_over(self, consumer: torch.Stream) -> Sequence[torch.Tensor]:
         """See :meth:`Destination.hand_over`."""
@@ -150,7 +154,7 @@ class _ConsumerDestination(Destination):
 
     def give_back(self) -> None:
         """See :meth:`Destination.give_back`."""
-        self.opened.set()
+        self._allocation_is_over()
         tensors, self._tensors = self._tensors, []
         if not tensors or self.copied is None or self._side is None or is_gone(self._process):
             return
@@ -162,6 +166,14 @@ class _ConsumerDestination(Destination):
             else:
                 self._consumer.wait_event(self.copied)
 
+    def _allocation_is_over(self) -> None:
+        is_allocated, self._is_allocated = self._is_allocated, None
+        if is_allocated is not None:
+            is_allocated.set()
+
 
 def _allocated(layout: Layout, device: torch.device) -> torch.Tensor:
+    if torch.is_inference_mode_enabled():  # such a loop gets ordinary tensors all the same
+        with torch.inference_mode(False):
+            return torch.empty_strided(layout.shape, layout.strides, dtype=layout.dtype, device=device)
     return torch.empty_strided(layout.shape, layout.strides, dtype=layout.dtype, device=device)

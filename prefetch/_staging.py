@@ -38,7 +38,7 @@ class Staging:
     def prepare(self, source: torch.Tensor) -> torch.Tensor:
         """The tensor to copy in the place of ``source``: itself, or a staged one of the same size, strides and type."""
         if source.is_pinned():
-            if (source.layout is torch.strided and source.is_contiguous()) or _is_dense(source):
+            if _is_dense(source):
                 return source
         elif not _is_in_pageable_memory(source):
             return source
@@ -96,7 +96,7 @@ def dense_strides(tensor: torch.Tensor) -> tuple[int, ...]:
 
 def _is_dense(tensor: torch.Tensor) -> bool:
     """Whether the elements fill their memory, in whatever order; if not plain, torch copies part by part."""
-    if not is_plain(tensor):
+    if not is_plain(tensor) or tensor.is_contiguous():
         return True
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):

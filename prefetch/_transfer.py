@@ -157,7 +157,7 @@ class Transfer:
             data = self._staging.prepare(source)
             if data.dtype != place.dtype or data.stride() != place.stride():
                 data = data.to(self.device, non_blocking=True)  # the device converts faster, and while the host goes on
-        place.copy_(data.detach(), non_blocking=True)
+        place.copy_(data.detach() if data.requires_grad else data, non_blocking=True)
         if source.requires_grad:
             place.requires_grad_()
 

@@ -27,10 +27,8 @@ BATCH_BYTES = 4 * SIZE
 
 
 @pytest.fixture(autouse=True)
-def _no_garbage_collector(simulator_unavailable: str | None) -> Iterator[None]:
+def _no_garbage_collector() -> Iterator[None]:
     """What these tests see go must go by reference counts."""
-    if simulator_unavailable is None:
-        torch.ones(1, device="sim") + 1  # the first one loads parts of torch, which leaves frames in a cycle
     gc.collect()
     gc.disable()
     yield
