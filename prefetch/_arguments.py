@@ -43,6 +43,11 @@ def check_pin_memory(pin_memory: object) -> None:
         raise TypeError(f"pin_memory must be True or False, got {pin_memory!r}")
 
 
+def check_profile(profile: object) -> None:
+    if not isinstance(profile, bool):
+        raise TypeError(f"profile must be True or False, got {profile!r}")
+
+
 def check_dtype(dtype: object) -> None:
     if dtype is None:
         return

@@ -16,7 +16,9 @@ from typing import Any
 from prefetch._device import CallerState
 from prefetch._errors import PrefetchError
 from prefetch._feeder import Feeder, Issued, Item, clear_frames, superseded
+from prefetch._mark import clock
 from prefetch._members import Members
+from prefetch._meter import PassMeter
 from prefetch._state import PassState, Snapshot
 
 # How long the end of a pass waits for the loader to return from the batch that it is at. To leave it behind does no
@@ -43,11 +45,13 @@ class BackgroundFeeder(Feeder[Issued]):
         issue: Callable[[Any, int], Issued],
         look_ahead: int,
         state: PassState,
+        meter: PassMeter,
         caller_state: Callable[[], CallerState],
         loader: Any,
     ) -> None:
-        self._work = _Work(iterator, issue, look_ahead, state, loader)
+        self._work = _Work(iterator, issue, look_ahead, state, meter, loader)
         self._state = state
+        self._meter = meter
         self._caller_state = caller_state
         self._next = 0  # the position of the batch that comes next
         self._is_superseded = False
@@ -60,16 +64,18 @@ class BackgroundFeeder(Feeder[Issued]):
             raise PrefetchError("a pass with a background thread cannot be continued in a forked process")
         work.start(self._caller_state)
         work.ask_for(self._next + 1)
+        since_ns = None if work.ready else clock()
         while not work.ready and not work.is_stopped:
             work.news.wait()
         if work.is_stopped:
             work.news.ring()  # for another thread that may wait
             raise superseded() if self._is_superseded else StopIteration
-        position, item = work.ready[0]
+        position, item, loading = work.ready[0]
         self._state.delivered(item.snapshot)
         if item.is_end:  # which stays
             work.join()
             raise StopIteration
+        self._meter.peak_held = max(self._meter.peak_held, len(work.ready))
         self._next = position + 1
         work.ready.popleft()
         if item.error is not None:
@@ -79,6 +85,8 @@ class BackgroundFeeder(Feeder[Issued]):
                 raise error
             finally:
                 del error  # its traceback holds this frame
+        if since_ns is not None:
+            self._meter.waited(since_ns, loading)
         return item.issued  # type: ignore[no-any-return]
 
     def close(self) -> bool:
@@ -119,17 +127,24 @@ class _Work:
     """What the thread does. It must not refer to its owner: that would stay alive, and it is its end that ends this."""
 
     def __init__(
-        self, iterator: Iterator[Any], issue: Callable[[Any, int], Any], look_ahead: int, state: PassState, loader: Any
+        self,
+        iterator: Iterator[Any],
+        issue: Callable[[Any, int], Any],
+        look_ahead: int,
+        state: PassState,
+        meter: PassMeter,
+        loader: Any,
     ) -> None:
         self.iterator: Iterator[Any] | None = iterator
         self.loader = loader
         self.process = os.getpid()
         self.is_stopped = False
-        self.ready: deque[tuple[int, Item]] = deque()
+        self.ready: deque[tuple[int, Item, tuple[int, int, int, int]]] = deque()
         self.news = _Bell()
         self._issue = issue
         self._look_ahead = look_ahead
         self._state = state
+        self._meter = meter
         self._asked_for = 0
         self._requests = _Bell()
         self._thread: threading.Thread | None = None
@@ -189,7 +204,7 @@ class _Work:
 
     def _feed(self) -> Item:
         """Put one item after the other, but the last, which is returned."""
-        look_ahead = self._look_ahead
+        look_ahead, meter = self._look_ahead, self._meter
         in_hand = min(look_ahead, 1)
         position = 0  # of the next batch; it may be issued once ``position + 1 - look_ahead`` batches are asked for
         failed = False
@@ -197,10 +212,16 @@ class _Work:
             snapshot = None
             failed = True
             try:
-                batch = next(self.iterator)  # type: ignore[arg-type]
+                start = clock()
+                batch: Any = meter.within("prefetch.load", self._next) if meter.has_ranges else self._next()
+                meter.loaded(start)
                 snapshot = self._snapshot()
                 if self._is_asked_for(position + 1 - look_ahead):
-                    self._put(position, Item(self._issue(batch, position), None, snapshot))
+                    self._put(
+                        position,
+                        Item(self._issue(batch, position), None, snapshot),
+                        (start, meter.load_end_ns, meter.room_end_ns, clock()),
+                    )
                 batch = None  # neither this frame nor an error that the caller keeps is to hold it
                 failed = False
             except StopIteration:
@@ -211,14 +232,17 @@ class _Work:
             position += 1
         return _END
 
+    def _next(self) -> Any:
+        return next(self.iterator)  # type: ignore[arg-type]
+
     def _is_asked_for(self, count: int) -> bool:
         """Wait until the consumer has asked for ``count`` batches; false if the pass ends instead."""
         while self._asked_for < count and not self.is_stopped:
             self._requests.wait()
         return not self.is_stopped
 
-    def _put(self, position: int, item: Item) -> None:
-        self.ready.append((position, item))
+    def _put(self, position: int, item: Item, loading: tuple[int, int, int, int] = (0, 0, 0, 0)) -> None:
+        self.ready.append((position, item, loading))
         self.news.ring()
 
     def _snapshot(self) -> Snapshot | None:

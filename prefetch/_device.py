@@ -7,7 +7,10 @@ every accelerator runs the same lines.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import TracebackType
+from typing import Any
 
 import torch
 
@@ -82,6 +85,16 @@ def is_capturing(device: torch.device) -> bool:
     # There is no device-generic call; backends that have graphs have this one (torch.cuda, for one).
     ask = getattr(torch.get_device_module(device), "is_current_stream_capturing", None)
     return ask is not None and bool(ask())
+
+
+def timed_event(stream: torch.Stream) -> torch.Event:
+    """An event, recorded on ``stream``, that knows when it happened."""
+    return stream.record_event(torch.Event(stream.device, enable_timing=True))
+
+
+def nvtx_range(device: torch.device) -> Callable[[str], AbstractContextManager[Any]] | None:
+    """What makes a range of a name for NVIDIA's own profilers, where the device is theirs."""
+    return torch.cuda.nvtx.range if device.type == "cuda" else None  # there is no device-generic call
 
 
 class on_stream:  # noqa: N801 - a context manager, named like torch's own

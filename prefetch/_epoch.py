@@ -7,10 +7,14 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
+import torch
+from torch.autograd import profiler
+
 from prefetch._compiler import opaque
 from prefetch._errors import PrefetchWarning
 from prefetch._feeder import Feeder, superseded
-from prefetch._lane import Lane
+from prefetch._lane import Lane, moved_on_host
+from prefetch._meter import PassMeter
 from prefetch._transfer import Transfer
 
 T = TypeVar("T")
@@ -75,6 +79,13 @@ class AheadEpoch(Epoch[Any]):
 
 @opaque
 def _next_ahead(lane: Lane, feeder: Feeder[Any]) -> Any:
+    meter = lane.meter
+    # A variable of torch's, since entering a range that nobody sees takes longer than all else that is measured.
+    meter.has_ranges = meter.has_nvtx or profiler._is_profiler_enabled
+    return meter.within("prefetch.next", _taken, lane, feeder) if meter.has_ranges else _taken(lane, feeder)
+
+
+def _taken(lane: Lane, feeder: Feeder[Any]) -> Any:
     lane.ask()
     try:
         return lane.deliver(feeder.take())
@@ -86,25 +97,42 @@ def _next_ahead(lane: Lane, feeder: Feeder[Any]) -> Any:
 class PlainEpoch(Epoch[T]):
     """A pass without look-ahead and without streams: on the CPU, and on devices that have none."""
 
-    def __init__(self, iterator: Iterator[Any], transfer: Transfer) -> None:
+    def __init__(self, iterator: Iterator[Any], transfer: Transfer, meter: PassMeter) -> None:
         self._iterator: Iterator[Any] | None = iterator
         self._transfer = None if transfer.is_identity else transfer
+        self._meter = meter
         self._is_superseded = False
 
     def __next__(self) -> Any:
         """The next batch."""
+        if torch.compiler.is_compiling():
+            return _opaque_take(self)
+        return self.take()
+
+    def take(self) -> Any:
+        """What the compiler must not look into, for it does not know clocks."""
         if self._iterator is None:
             raise superseded() if self._is_superseded else StopIteration
+        meter = self._meter
+        start = meter.asked_on_host()
         try:
-            batch = next(self._iterator)
+            meter.has_ranges = meter.has_nvtx or profiler._is_profiler_enabled
+            batch = meter.within("prefetch.load", next, self._iterator) if meter.has_ranges else next(self._iterator)
         except StopIteration:
-            self._iterator = None
+            self.close()
             raise
-        return batch if self._transfer is None else _transferred(self._transfer, batch)
+        meter.loaded(start)
+        if self._transfer is None:
+            mark, meter.mark = meter.mark, None
+        else:
+            batch, mark = moved_on_host(self._transfer, batch, meter)
+        meter.delivered(mark)
+        return batch
 
     def close(self) -> None:
         """See :meth:`Epoch.close`."""
         self._iterator = None
+        self._meter.ended()
 
     def supersede(self, iterator: Iterator[Any] | None) -> None:
         """See :meth:`Epoch.supersede`."""
@@ -114,5 +142,5 @@ class PlainEpoch(Epoch[T]):
 
 
 @opaque
-def _transferred(transfer: Transfer, batch: Any) -> Any:
-    return transfer(batch)[0]
+def _opaque_take(epoch: PlainEpoch[Any]) -> Any:
+    return epoch.take()

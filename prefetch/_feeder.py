@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from prefetch._errors import PrefetchError
+from prefetch._mark import clock
+from prefetch._meter import PassMeter
 from prefetch._state import PassState, Snapshot
 
 Issued = TypeVar("Issued")
@@ -51,6 +53,7 @@ class Feeder(ABC, Generic[Issued]):
             loader. Must not refer to the feeder: the end of a pass rests on reference counts.
         look_ahead: Batches beyond the one taken.
         state: Told after each answer of the loader, and when the answer is taken.
+        meter: Told when the loader is at work.
     """
 
     @abstractmethod
@@ -83,12 +86,18 @@ class InlineFeeder(Feeder[Issued]):
     """
 
     def __init__(
-        self, iterator: Iterator[Any], issue: Callable[[Any, int], Issued], look_ahead: int, state: PassState
+        self,
+        iterator: Iterator[Any],
+        issue: Callable[[Any, int], Issued],
+        look_ahead: int,
+        state: PassState,
+        meter: PassMeter,
     ) -> None:
         self._iterator: Iterator[Any] | None = iterator
         self._issue = issue
         self._look_ahead = look_ahead
         self._state = state
+        self._meter = meter
         self._queue: deque[Item] = deque()
         self._position = -1  # of the loader's last answer
         self._is_superseded = False
@@ -101,6 +110,8 @@ class InlineFeeder(Feeder[Issued]):
         if not queue:
             raise superseded() if self._is_superseded else StopIteration
         self._state.delivered(queue[0].snapshot)
+        if self._meter.peak_held <= self._look_ahead:  # it can grow
+            self._meter.peak_held = max(self._meter.peak_held, len(queue))
         if queue[0].error is None:
             return queue.popleft().issued  # type: ignore[no-any-return]
         if queue[0].is_end:
@@ -131,8 +142,10 @@ class InlineFeeder(Feeder[Issued]):
         if self._iterator is None or (queue and queue[-1].error is not None):
             return False
         self._position += 1
+        meter = self._meter
+        start = clock()
         try:
-            batch = next(self._iterator)
+            batch = meter.within("prefetch.load", next, self._iterator) if meter.has_ranges else next(self._iterator)
         except StopIteration:
             self._iterator = None
             queue.append(Item(None, StopIteration(), self._state.fetched()))
@@ -140,6 +153,7 @@ class InlineFeeder(Feeder[Issued]):
         except Exception as error:  # noqa: BLE001 - raised in its turn by take()
             queue.append(Item(None, error, self._state.fetched()))
             return True
+        meter.loaded(start)
         snapshot = self._state.fetched()
         try:
             issued = self._issue(batch, self._position)

@@ -13,7 +13,9 @@ from prefetch._arguments import MemoryName
 from prefetch._consumer_memory import Consumer
 from prefetch._device import CallerState, current_stream, is_capturing, on_stream
 from prefetch._errors import PrefetchError
+from prefetch._mark import Mark, clock
 from prefetch._memory import Destination, Lent, Memory, RecordStream, is_gone
+from prefetch._meter import PassMeter
 from prefetch._search import tensors_on
 from prefetch._sources import Sources
 from prefetch._static_memory import Static
@@ -24,6 +26,7 @@ class Arrival(NamedTuple):
     """A batch whose copy is queued: not to be read before ``copied``."""
 
     position: int
+    mark: Mark | None
     batch: Any
     lent: list[torch.Tensor]
     destination: Destination | None
@@ -35,7 +38,13 @@ class Lane(ABC):
 
     :meth:`issue` is called by whoever advances the loader, a background thread perhaps, once the consumer's requests
     allow for the batch; everything else by the thread that asks for batches.
+
+    Args:
+        meter: Told about each batch.
     """
+
+    def __init__(self, meter: PassMeter) -> None:
+        self.meter = meter
 
     @abstractmethod
     def take_warning(self) -> str | None:
@@ -80,7 +89,8 @@ class Lane(ABC):
 class PlainLane(Lane):
     """Without streams: a batch that is issued is there."""
 
-    def __init__(self, transfer: Transfer) -> None:
+    def __init__(self, transfer: Transfer, meter: PassMeter) -> None:
+        super().__init__(meter)
         self._transfer = transfer
 
     def take_warning(self) -> str | None:
@@ -93,24 +103,42 @@ class PlainLane(Lane):
 
     def ask(self) -> None:
         """Nothing is waited for."""
+        self.meter.asked_on_host()
 
     def issue(self, batch: Any, position: int) -> Any:  # noqa: ARG002 - as in Lane
         """Move a batch, if anything is to be done to it."""
-        return self._transfer(batch)[0]
+        return moved_on_host(self._transfer, batch, self.meter)
 
     def deliver(self, issued: Any) -> Any:
         """The batch itself."""
-        return issued
+        batch, mark = issued
+        self.meter.delivered(mark)
+        return batch
 
     def finish(self) -> None:
         """Nothing is held."""
+        self.end()
 
     def end(self) -> None:
         """Nothing is under way."""
+        self.meter.ended()
 
     def is_gone(self) -> bool:
         """There is nothing that could be."""
         return False
+
+
+def moved_on_host(transfer: Transfer, batch: Any, meter: PassMeter) -> tuple[Any, Mark | None]:
+    """The batch, moved where there are no streams, so that the host waits for it; and its mark, if it is marked."""
+    start = clock()
+    moved, _, copied = meter.within("prefetch.copy", transfer, batch) if meter.has_ranges else transfer(batch)
+    end = clock()
+    meter.issue_ns += end - start
+    meter.bytes += copied
+    mark, meter.mark = meter.mark, None
+    if mark is not None:
+        mark.issue_start_ns, mark.issue_end_ns = start, end
+    return moved, mark
 
 
 def _policy(name: MemoryName, prefetch_batches: int, device: torch.device) -> Memory:
@@ -140,7 +168,8 @@ class Side:
 class SideStreamLane(Lane):
     """Over a side stream. Starts after what the caller has queued so far, if a transform may read tensors of theirs."""
 
-    def __init__(self, side: Side) -> None:
+    def __init__(self, side: Side, meter: PassMeter) -> None:
+        super().__init__(meter)
         self._side = side
         self._device = side.transfer.device
         self._memory = side.memory.new_pass()
@@ -171,15 +200,20 @@ class SideStreamLane(Lane):
             raise PrefetchError(
                 "a batch is asked for while a graph is captured, which would record the copies: ask before the capture"
             )
+        consumer = current_stream(self._device)
+        if self.meter.in_use is not None:
+            self.meter.end_marked_step(None, consumer)
         self._side.lent.moved_on()
-        self._memory.asked(current_stream(self._device))
+        self._memory.asked(consumer)
         self._side.sources.release()
 
     def issue(self, batch: Any, position: int) -> Arrival:
         """Queue the transfer of a host batch on the side stream."""
-        side = self._side
-        side.lent.make_room()
-        side.sources.make_room()
+        side, meter = self._side, self.meter
+        if side.lent.make_room() | side.sources.make_room():
+            meter.room_end_ns = now = clock()
+            meter.room_ns += now - meter.load_end_ns
+        timer = None if meter.mark is None else meter.issue_marked(side.stream)
         with on_stream(side.stream) as producer:
             # What the loader has made on the device itself comes before us and, through us, before the consumer.
             resident = tensors_on(batch, self._device)
@@ -190,10 +224,15 @@ class SideStreamLane(Lane):
             moved = None
             is_issued = False
             try:
-                moved, lent = side.transfer(batch, destination)
+                if meter.has_ranges:
+                    result = meter.within("prefetch.copy", side.transfer, batch, destination, timer)
+                else:
+                    result = side.transfer(batch, destination, timer)
+                moved, lent, copied_bytes = result
                 is_issued = True
             finally:  # after an error too: some leaves may be on their way
-                side.last_issued = copied = side.stream.record_event()
+                copied = side.stream.record_event() if timer is None else timer.pause()
+                side.last_issued = copied
                 if destination is not None:
                     destination.copied = copied
                     if not is_issued:  # now, for the error's traceback keeps it
@@ -201,18 +240,25 @@ class SideStreamLane(Lane):
                 if moved is not batch:  # else nothing was copied
                     # Device tensors by name: the loader may fill the batch's list anew.
                     side.sources.hold((batch, resident), copied)
-        return Arrival(position, moved, lent + resident, destination, copied)
+        meter.bytes += copied_bytes
+        mark = None if timer is None else meter.issued_marked(copied_bytes)
+        return Arrival(position, mark, moved, lent + resident, destination, copied)
 
     def deliver(self, arrival: Arrival) -> Any:
         """The batch, for the stream that is current now."""
         self._last_copied = arrival.copied
         consumer = current_stream(self._device)
-        consumer.wait_event(arrival.copied)
+        mark = arrival.mark
+        if mark is None or mark.device is None:
+            consumer.wait_event(arrival.copied)
+        else:
+            mark.device.wait(consumer, arrival.copied)
         lent = arrival.lent
         if arrival.destination is not None:
             lent = [*lent, *arrival.destination.hand_over(consumer)]
         self._side.lent.hand_over(lent, consumer)
         self._memory.delivered(arrival.position)
+        self.meter.delivered(mark)
         return arrival.batch
 
     def finish(self) -> None:
@@ -229,6 +275,7 @@ class SideStreamLane(Lane):
         """See :meth:`Lane.end`."""
         side = self._side
         self._memory.end()
+        self.meter.ended()
         caller = current_stream(self._device)
         if side.works_on_callers_tensors and side.last_issued is not None:
             caller.wait_event(side.last_issued)

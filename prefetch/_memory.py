@@ -119,14 +119,18 @@ class Lent:
         if consumer is not None:
             self._steps.append(consumer.record_event())
 
-    def make_room(self) -> None:
-        """Wait, on the host, until the next batch may be allocated."""
+    def make_room(self) -> bool:
+        """Wait, on the host, until the next batch may be allocated; whether it had to."""
+        has_waited = False
         while len(self._steps) > _UNFINISHED_STEPS:
             try:
                 step = self._steps.popleft()
             except IndexError:  # another pass, in another thread, was quicker
-                return
-            step.synchronize()
+                break
+            if not step.query():
+                step.synchronize()
+                has_waited = True
+        return has_waited
 
     def hand_over(self, tensors: Iterable[torch.Tensor], consumer: torch.Stream) -> None:
         """Give memory to the work that ``consumer`` will queue on it."""

@@ -30,15 +30,16 @@ class Sources:
         # that may run any code.
         self._lock = threading.RLock()
 
-    def make_room(self) -> None:
-        """Wait, on the host, until another batch may be held."""
+    def make_room(self) -> bool:
+        """Wait, on the host, until another batch may be held; whether it had to."""
         if len(self._held) < self._limit:
-            return
+            return False
         held = list(self._held)
         for copied, _ in held[: len(held) - self._limit + 1]:
             copied.synchronize()
         del held
         self.release()
+        return True
 
     def hold(self, batch: Any, copied: torch.Event) -> None:
         """Keep ``batch`` until ``copied`` has happened."""

@@ -29,6 +29,7 @@ class Staging:
     """
 
     def __init__(self, *, pin_memory: bool) -> None:
+        self.pageable_leaves = 0
         self._pins = pin_memory
         self._looks_for_pageable = True
         self._looks_into_objects = True
@@ -42,8 +43,10 @@ class Staging:
                 return source
         elif not _is_in_pageable_memory(source):
             return source
-        elif self._looks_for_pageable:
-            self._note(source)
+        else:
+            self.pageable_leaves += 1
+            if self._looks_for_pageable:
+                self._note(source)
         return _staged(source) if self._pins and is_ordinary(source) else source
 
     def look_into(self, obj: Any) -> None:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from prefetch._batch import Visitor, walk
 from prefetch._device import current_stream, has_streams, is_host
 from prefetch._errors import PrefetchError
+from prefetch._mark import DeviceMark
 from prefetch._memory import Destination, Layout
 from prefetch._placing import Exchange, Placed, Placing, PlacingResults
 from prefetch._rebuild import own_copy
 from prefetch._search import memory_of, tensors_on
 from prefetch._staging import Staging, dense_strides, is_plain
 
+_NBYTES = operator.attrgetter("nbytes")
 # The dimensions of the tensors to which a memory format can be given, as in torch.empty(memory_format=).
 _MEMORY_FORMAT_DIMS = {
     torch.channels_last: (4,),
@@ -25,6 +28,10 @@ _MEMORY_FORMAT_DIMS = {
     torch.contiguous_format: (4, 5),
     torch.preserve_format: (),
 }
+
+
+Moved: TypeAlias = tuple[Any, list[torch.Tensor], int]
+"""A batch on the device; the tensors made for it, but those in a destination; the bytes that were copied."""
 
 
 class Transfer:
@@ -66,20 +73,23 @@ class Transfer:
         return not self.moves and not self.converts and self._transform is None
 
     @property
+    def pageable_leaves(self) -> int:
+        """Tensors in pageable memory that were met so far."""
+        return self._staging.pageable_leaves
+
+    @property
     def has_transform(self) -> bool:
         """Whether code of the user's runs on the batches."""
         return self._transform is not None
 
-    def __call__(self, batch: Any, destination: Destination | None = None) -> tuple[Any, list[torch.Tensor]]:
+    def __call__(self, batch: Any, destination: Destination | None = None, timer: DeviceMark | None = None) -> Moved:
         """Move a batch; nothing in ``batch`` is written to.
 
         Args:
             batch: What the loader gave.
             destination: The memory for the dense tensors of the result. What it has no memory for, tensors of other
                 kinds, and those that objects make of themselves, are allocated on the current stream.
-
-        Returns:
-            The batch on the device, and the tensors there that were made for it, but those in ``destination``.
+            timer: Told when the work on the batch begins, and when it is interrupted by a wait.
 
         Raises:
             PrefetchError: A container of the batch cannot be rebuilt.
@@ -90,38 +100,48 @@ class Transfer:
             # inference tensors are passed on, and only under the mode a transform may write to them.
             if self.moves and torch.is_inference_mode_enabled():
                 with torch.inference_mode(False):
-                    return self._moved(batch, destination)
-            return self._moved(batch, destination)
+                    return self._moved(batch, destination, timer)
+            return self._moved(batch, destination, timer)
         except StopIteration as error:  # would end the user's loop without a word (PEP 479)
             raise RuntimeError("a batch's transform or .to() raised StopIteration") from error
 
-    def _moved(self, batch: Any, destination: Destination | None) -> tuple[Any, list[torch.Tensor]]:
+    def _moved(self, batch: Any, destination: Destination | None, timer: DeviceMark | None) -> Moved:
         try:
             placed: Placed = {}
             if destination is not None and self._transform is None:
-                placed = self._place(batch, Placing(destination, self.device, self.layout, self.skip_keys))
+                placed = self._place(batch, Placing(destination, self.device, self.layout, self.skip_keys), timer)
+            elif timer is not None:
+                timer.resume()
             move = _Move(self, placed)
             moved = _walked(batch, move)
         finally:
             self._staging.name_pageable(batch)
         if self._transform is None:
-            return moved, move.tensors
+            for source, _ in placed.values():
+                if source.device != self.device:
+                    move.bytes += source.nbytes
+            return moved, move.tensors, move.bytes
         with torch.no_grad():
             moved = self._transform(moved)
         if destination is None:
-            return moved, tensors_on(moved, self.device)
-        placed = self._place(moved, PlacingResults(destination, self.device))
+            return moved, tensors_on(moved, self.device), move.bytes
+        if timer is not None:
+            timer.pause()
+        placed = self._place(moved, PlacingResults(destination, self.device), timer)
         moved = _walked(moved, Exchange(placed))
         places = {id(place) for _, place in placed.values()}
-        return moved, [tensor for tensor in tensors_on(moved, self.device) if id(tensor) not in places]
+        made = [tensor for tensor in tensors_on(moved, self.device) if id(tensor) not in places]
+        return moved, made, move.bytes
 
-    def _place(self, batch: Any, placing: Placing) -> Placed:
+    def _place(self, batch: Any, placing: Placing, timer: DeviceMark | None) -> Placed:
         """Copy the dense tensors of a batch into a destination.
 
         The batch is put together afterwards, since what makes its containers may look into the tensors.
         """
         _walked(batch, placing)
         placing.destination.open(current_stream(self.device))
+        if timer is not None:
+            timer.resume()
         for source, place in placing.placed.values():
             self._fill(place, source)
         return placing.placed
@@ -189,6 +209,7 @@ class _Move(Visitor):
     def __init__(self, transfer: Transfer, placed: Placed) -> None:
         self.skip_keys = transfer.skip_keys
         self.tensors: list[torch.Tensor] = []
+        self.bytes = 0
         self._transfer = transfer
         self._places = {id(place) for _, place in placed.values()}
         self._done: dict[int, tuple[Any, Any]] = dict(placed)  # by id, as in Placed
@@ -209,14 +230,19 @@ class _Move(Visitor):
     def _moved(self, source: torch.Tensor) -> torch.Tensor:
         transfer = self._transfer
         result = source
+        memory: list[torch.Tensor] = []
         if transfer.moves:
             result = transfer.copy(source)
+            if result is not source:
+                memory = memory_of(result)
+                self.bytes += sum(map(_NBYTES, memory))
         if transfer.converts:
             result = transfer.convert(result)
-        if result is not source:
-            if source.requires_grad:
-                result = result.detach().requires_grad_()  # a leaf, without the graph of the copy
-            self.tensors += memory_of(result)
+            if result is not source:
+                memory = memory_of(result)
+        if source.requires_grad and result is not source:
+            result = result.detach().requires_grad_()  # a leaf, without the graph of the copy
+        self.tensors += memory
         return result
 
     def other(self, source: Any) -> Any:
@@ -231,7 +257,10 @@ class _Move(Visitor):
         result = clone.to(transfer.device, **(asynchronous(type(source)) if transfer.non_blocking else {}))
         if result is None:
             result = clone
-        self.tensors += tensors_on(result, transfer.device)
+        resident = {id(tensor) for tensor in tensors_on(source, transfer.device)}
+        found = tensors_on(result, transfer.device)
+        self.tensors += found
+        self.bytes += sum(tensor.nbytes for tensor in found if id(tensor) not in resident)
         self._done[id(source)] = (source, result)
         return result
 

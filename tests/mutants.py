@@ -33,8 +33,8 @@ MUTANTS = [
     Mutant(
         "moved leaves not recorded",
         "_transfer",
-        "self.tensors += memory_of(result)",
-        "pass",
+        "self.tensors += memory\n        return result",
+        "return result",
         "tests/test_properties.py",
     ),
     Mutant(
@@ -47,7 +47,7 @@ MUTANTS = [
     Mutant(
         "own objects not recorded",
         "_transfer",
-        "self.tensors += tensors_on(result, transfer.device)",
+        "self.tensors += found",
         "pass",
         "tests/test_memory.py",
     ),
@@ -68,8 +68,8 @@ MUTANTS = [
     Mutant(
         "consumer's stream captured once",
         "_lane",
-        "consumer = current_stream(self._device)",
-        'consumer = self.__dict__.setdefault("_first", current_stream(self._device))',
+        "consumer = current_stream(self._device)\n        mark = arrival.mark",
+        'consumer = self.__dict__.setdefault("_first", current_stream(self._device))\n        mark = arrival.mark',
         "tests/test_streams.py",
     ),
     Mutant(
@@ -89,8 +89,8 @@ MUTANTS = [
     Mutant(
         "copy waits for the consumer",
         "_lane",
-        "        side.sources.make_room()\n",
-        "        side.sources.make_room()\n        side.stream.wait_stream(current_stream(self._device))\n",
+        "        timer = None if meter.mark",
+        "        side.stream.wait_stream(current_stream(self._device))\n        timer = None if meter.mark",
         "tests/test_streams.py",
     ),
     Mutant("run-ahead not bounded", "_memory", "step.synchronize()", "pass", "tests/test_memory.py"),
@@ -169,7 +169,11 @@ MUTANTS = [
         "tests/test_sequence.py -k none_and_numbers",
     ),
     Mutant(
-        "one batch too far ahead", "_feeder", "<= self._look_ahead", "<= self._look_ahead + 1", "tests/test_sequence.py"
+        "one batch too far ahead",
+        "_feeder",
+        "len(queue) <= self._look_ahead",
+        "len(queue) <= self._look_ahead + 1",
+        "tests/test_sequence.py",
     ),
     Mutant(
         "None ends the pass",
@@ -188,7 +192,7 @@ MUTANTS = [
     Mutant(
         "end forgotten on the CPU",
         "_epoch",
-        "            self._iterator = None\n            raise",
+        "            self.close()\n            raise",
         "            raise",
         "tests/test_sequence.py",
     ),
@@ -290,8 +294,8 @@ MUTANTS = [
     Mutant(
         "false transform not called",
         "_transfer",
-        "if self._transform is None:\n            return moved",
-        "if not self._transform:\n            return moved",
+        "if self._transform is None:\n            for",
+        "if not self._transform:\n            for",
         "tests/test_transform.py",
     ),
     Mutant("pass kept by an error that waits", "_epoch", "del self  # see", "pass  # see", "tests/test_memory.py"),
@@ -368,8 +372,8 @@ MUTANTS = [
     Mutant(
         "stream pickled",
         "_prefetcher",
-        'return self.__dict__ | {"_side": None, "_passes": None}',
-        'return self.__dict__ | {"_passes": None}',
+        'return self.__dict__ | {"_side": None, ',
+        "return self.__dict__ | {",
         "tests/test_delegation.py",
     ),
     Mutant(
@@ -382,9 +386,12 @@ MUTANTS = [
     Mutant(
         "batch held back",
         "_background",
-        "self._put(position, Item(self._issue(batch, position), None, snapshot))",
-        "self.held = [*getattr(self, 'held', []), Item(self._issue(batch, position), None, snapshot)]\n"
-        "                    [self._put(position, self.held.pop(0)) for _ in self.held[1:]]",
+        "self.ready.append((position, item, loading))\n        self.news.ring()",
+        "self.held = [*getattr(self, 'held', []), (position, item, loading)]\n"
+        "        if position == -1 or len(self.held) > 1:\n"
+        "            self.ready += self.held if position == -1 else self.held[:1]\n"
+        "            self.held = self.held[1:]\n"
+        "            self.news.ring()",
         "tests/test_background.py",
     ),
     Mutant(
@@ -1096,6 +1103,168 @@ MUTANTS = [
         "reason = None  # its traceback holds this frame",
         "pass",
         "tests/test_memory.py",
+    ),
+    Mutant(
+        "warm-up counts",
+        "_marked",
+        "mark.is_typical = number >= WARM_UP",
+        "mark.is_typical = True",
+        "tests/test_stats.py",
+    ),
+    Mutant(
+        "wait for memory counted as copying",
+        "_transfer",
+        "placing.destination.open(current_stream(self.device))\n"
+        "        if timer is not None:\n            timer.resume()\n",
+        "_ = timer is None or timer.resume()\n        placing.destination.open(current_stream(self.device))\n",
+        "tests/test_stats.py",
+    ),
+    Mutant(
+        "wait for a slot counted as copying",
+        "_transfer",
+        "            timer.pause()\n        placed",
+        "            pass\n        placed",
+        "tests/test_stats.py",
+    ),
+    Mutant(
+        "copy measured with its wait",
+        "_mark",
+        "self.wait_start = timed_event(consumer)\n        consumer.wait_event(copied)",
+        "consumer.wait_event(copied)\n        self.wait_start = timed_event(consumer)",
+        "tests/test_stats.py",
+    ),
+    Mutant(
+        "step ends where the batch arrives",
+        "_mark",
+        "self.step_end = timed_event(consumer)",
+        "self.step_end = self.wait_end",
+        "tests/test_stats.py",
+    ),
+    Mutant(
+        "step ends on any stream",
+        "_mark",
+        "if consumer == self._consumer:",
+        "if True:",
+        "tests/test_stats.py",
+    ),
+    Mutant(
+        "first load counted",
+        "_meter",
+        "later_load=meter.load_ns - meter.first_load_ns",
+        "later_load=meter.load_ns",
+        "tests/test_stats.py",
+    ),
+    Mutant(
+        "loads of a thread are waited for",
+        "_meter",
+        "loader_wait=meter.waited_load_ns if meter.has_thread else meter.load_ns",
+        "loader_wait=meter.load_ns",
+        "tests/test_stats.py",
+    ),
+    Mutant(
+        "room not measured",
+        "_lane",
+        "meter.room_ns += now - meter.load_end_ns",
+        "pass",
+        "tests/test_stats.py",
+    ),
+    Mutant(
+        "bytes after the cast",
+        "_transfer",
+        "self.bytes += sum(map(_NBYTES, memory))",
+        "self.bytes += transfer.convert(result).nbytes",
+        "tests/test_stats.py",
+    ),
+    Mutant(
+        "bytes of what is there",
+        "_transfer",
+        "if id(tensor) not in resident)",
+        "if True)",
+        "tests/test_stats.py",
+    ),
+    Mutant(
+        "bytes in a destination not counted",
+        "_transfer",
+        "move.bytes += source.nbytes",
+        "pass",
+        "tests/test_stats.py",
+    ),
+    Mutant(
+        "pageable leaves counted once",
+        "_staging",
+        "            self.pageable_leaves += 1\n",
+        "            self.pageable_leaves = 1\n",
+        "tests/test_stats.py",
+    ),
+    Mutant(
+        "all batches marked",
+        "_marked",
+        "1 if self.profile or number",
+        "1 if True or number",
+        "tests/test_stats.py",
+    ),
+    Mutant(
+        "timeline without a bound",
+        "_marked",
+        "deque(maxlen=_KEPT)",
+        "deque()",
+        "tests/test_stats.py",
+    ),
+    Mutant(
+        "passes kept",
+        "_meter",
+        "if old.is_over]",
+        "if False]",
+        "tests/test_stats.py",
+    ),
+    Mutant(
+        "measured again after a copy",
+        "_prefetcher",
+        ", _meter=meter)",
+        ")",
+        "tests/test_stats.py",
+    ),
+    Mutant(
+        "exposed copy of the first batch typical",
+        "_marked",
+        "is_typical=mark.is_typical and mark.position > 0",
+        "is_typical=mark.is_typical",
+        "tests/test_stats.py",
+    ),
+    Mutant(
+        "statistics wait for themselves",
+        "_marked",
+        "threading.RLock()",
+        "threading.Lock()",
+        "tests/test_stats.py -k signal",
+    ),
+    Mutant(
+        "timeline on two clocks",
+        "_marked",
+        "self._anchor = anchor, clock()",
+        "self._anchor = anchor, 0",
+        "tests/test_stats.py",
+    ),
+    Mutant(
+        "hidden loads mentioned",
+        "_stats",
+        "min(loader_wait, step - compute - exposed_copy)",
+        "loader_wait",
+        "tests/test_stats.py",
+    ),
+    Mutant(
+        "staging is not copying",
+        "_stats",
+        "copy = max(means.copy, means.issue)",
+        "copy = means.copy",
+        "tests/test_stats.py",
+    ),
+    Mutant(
+        "ranges lost",
+        "_epoch",
+        "meter.has_ranges = meter.has_nvtx or profiler._is_profiler_enabled\n    return",
+        "meter.has_ranges = meter.has_nvtx\n    return",
+        "tests/test_stats.py",
     ),
 ]
 

@@ -393,7 +393,7 @@ class TestErrors:
     def test_pass_that_cannot_start(self, sim: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         """The error is the device's, and nothing else is complained about."""
 
-        def fails(lane: SideStreamLane, side: Side) -> None:
+        def fails(lane: SideStreamLane, side: Side, meter: Any) -> None:
             raise RuntimeError("device lost")
 
         prefetcher = CUDAPrefetcher(numbered(2), "sim", background=True)

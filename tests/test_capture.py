@@ -116,7 +116,7 @@ def test_batches_given_up_beside_a_capture(any_sim: Any, end: str, memory: Any) 
 
 def prefetched_error(iterator: Any) -> bool:
     """Whether a pass has met its error, which waits for its turn."""
-    return any(item.error is not None for _, item in list(iterator._feeder._work.ready))
+    return any(item.error is not None for _, item, _ in list(iterator._feeder._work.ready))
 
 
 def step(batch: torch.Tensor, total: torch.Tensor) -> None:

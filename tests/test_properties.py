@@ -149,7 +149,7 @@ def test_moved_is_protected_is_expected(sim: Any, sent: Any) -> None:
     device = torch.device("sim:0")
     options: dict[str, Any] = {"transform": None, "dtype": None, "memory_format": None, "skip_keys": frozenset()}
     transfer = Transfer(device, **options, pin_memory=True)
-    moved, recorded = transfer(sent)
+    moved, recorded, _ = transfer(sent)
     assert places(recorded) == places(leaves(moved))
     assert places(tensors_on(moved, transfer.device)) == places(leaves(moved))
     assert places(tensors_on(SimpleNamespace(inside={"x": moved}), transfer.device)) == places(leaves(moved))

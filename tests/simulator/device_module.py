@@ -49,6 +49,7 @@ def make(device_count: int) -> types.ModuleType:
         "current_device": torch.accelerator.current_device_index,
         "set_device": torch.accelerator.set_device_index,
         "current_stream": torch.accelerator.current_stream,
+        "get_device_name": lambda device=None: "simulated accelerator (no GPU)",
         "is_current_stream_capturing": _is_current_stream_capturing,
         "synchronize": torch.accelerator.synchronize,
         "manual_seed": torch.ops.sim.manual_seed,

@@ -1,0 +1,70 @@
+"""A loop without and with prefetching, drawn: ``python -m benchmarks.timeline``.
+
+In simulated time, the host's included, so that the picture shows how things follow each other and nothing else. Writes
+``docs/images/timeline.png``, which the README shows, and prints the statistics of both.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.harness import load_simulator
+from prefetch import CUDAPrefetcher
+from prefetch._plot import add_legend, new_figure
+from tests import simulator
+
+LOAD_US, COPY_US, COMPUTE_US = 3_000, 5_000, 10_000
+STEPS = 12
+PICTURE = Path(__file__).parent.parent / "docs" / "images" / "timeline.png"
+
+
+def batches() -> Iterator[torch.Tensor]:
+    """Pinned batches that take the simulated host some time each."""
+    ready = [torch.ones(1 << 18).pin_memory() for _ in range(4)]
+    for i in range(STEPS):
+        simulator.host_busy(LOAD_US)
+        yield ready[i % len(ready)]
+
+
+def simulate_the_clock() -> None:
+    """What the prefetcher takes for the host's time is the simulated host's from now on."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("prefetch.") and hasattr(module, "clock"):
+            module.clock = simulator.host_time_ns  # type: ignore[attr-defined]
+
+
+def main() -> None:
+    """Run, draw and print."""
+    load_simulator(virtual=True)
+    simulator.configure(latency_us=COPY_US)
+    simulate_the_clock()
+    figure, plots = new_figure(2)
+    loops: dict[str, dict[str, Any]] = {
+        "without prefetching (prefetch_batches=0)": {"prefetch_batches": 0, "memory": "consumer"},
+        "with CUDAPrefetcher(loader)": {},
+    }
+    ends = []
+    for axes, (title, options) in zip(plots, loops.items(), strict=True):
+        prefetcher = CUDAPrefetcher(batches(), "sim", profile=True, **options)
+        for _ in prefetcher:
+            simulator.busy(COMPUTE_US)
+        print(f"{title}, simulated:\n{prefetcher.stats}\n")
+        prefetcher.timeline.draw(axes, batches=STEPS)
+        axes.set_title(title, fontsize="medium", loc="left")
+        axes.label_outer()
+        ends.append(axes.get_xlim()[1])
+    plots[0].set_xlim(0, max(ends))
+    plots[0].set_title("simulated device and time", fontsize="medium", loc="right")
+    add_legend(figure)
+    PICTURE.parent.mkdir(exist_ok=True)
+    figure.savefig(PICTURE, dpi=150)
+    print(f"drawn into {PICTURE.relative_to(Path.cwd()) if PICTURE.is_relative_to(Path.cwd()) else PICTURE}")
+
+
+if __name__ == "__main__":
+    main()
