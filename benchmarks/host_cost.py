@@ -4,6 +4,9 @@ A loader that hands out ready pinned batches of two 4 KB tensors is iterated ove
 prefetcher needs, and through ``CUDAPrefetcher``. The simulated device is in virtual mode, where it takes no time and
 no core, so that what is measured is the host's work alone. Rounds alternate and the fastest of each counts, since other
 work on the machine can only add; the ratio to the raw calls of the same run carries over to other machines.
+
+What the statistics cost is the difference to a prefetcher that counts nothing, and with ``profile=True`` the difference
+that this makes. Both are lines of the table.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import torch
 from benchmarks.harness import load_simulator, save, show
 from prefetch import CUDAPrefetcher
 from prefetch._arguments import MemoryName
+from prefetch._meter import PassMeter
 from tests import simulator
 
 BATCHES = 500
@@ -58,6 +62,27 @@ def raw_calls(loader: Ready) -> None:
         before.record_event()
 
 
+class CountsNothing(PassMeter):
+    """In the place of what counts a pass. A few writes of attributes, which are not calls, remain."""
+
+    __slots__ = ()
+
+    def loaded(self, start_ns: int) -> None:
+        """Not counted."""
+
+    def delivered(self, mark: object) -> None:
+        """Not counted."""
+
+
+def uncounted(prefetcher: CUDAPrefetcher[Any]) -> CUDAPrefetcher[Any]:
+    """A prefetcher without statistics."""
+    marked = prefetcher._meter.marked
+    prefetcher._meter.new_pass = lambda *, has_thread: CountsNothing(  # type: ignore[method-assign]
+        marked, 0, 0, has_thread=has_thread
+    )
+    return prefetcher
+
+
 def fastest_us(loops: dict[str, Callable[[], None]]) -> dict[str, float]:
     """Microseconds a batch of each loop: the fastest of alternating rounds."""
     times: dict[str, list[float]] = {name: [] for name in loops}
@@ -84,7 +109,10 @@ def main() -> None:
             "bare loader": partial(exhaust, pinned),
             "raw PyTorch calls": partial(raw_calls, pinned),
             **onto_device,
+            "the first of them without statistics": partial(exhaust, uncounted(CUDAPrefetcher(pinned, "sim"))),
+            "the first of them with profile=True": partial(exhaust, CUDAPrefetcher(pinned, "sim", profile=True)),
             "CUDAPrefetcher, CPU": partial(exhaust, CUDAPrefetcher(pinned, "cpu")),
+            "CUDAPrefetcher, CPU, without statistics": partial(exhaust, uncounted(CUDAPrefetcher(pinned, "cpu"))),
         }
     )
     bare = fastest["bare loader"]

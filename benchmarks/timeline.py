@@ -19,7 +19,7 @@ from prefetch._plot import add_legend, new_figure
 from tests import simulator
 
 LOAD_US, COPY_US, COMPUTE_US = 3_000, 5_000, 10_000
-STEPS = 12
+STEPS, DRAWN = 200, 10
 PICTURE = Path(__file__).parent.parent / "docs" / "images" / "timeline.png"
 
 
@@ -54,7 +54,7 @@ def main() -> None:
         for _ in prefetcher:
             simulator.busy(COMPUTE_US)
         print(f"{title}, simulated:\n{prefetcher.stats}\n")
-        prefetcher.timeline.draw(axes, batches=STEPS)
+        prefetcher.timeline.draw(axes, batches=DRAWN)
         axes.set_title(title, fontsize="medium", loc="left")
         axes.label_outer()
         ends.append(axes.get_xlim()[1])

@@ -38,10 +38,10 @@ class Mark:
         self.bytes = 0
         self.device: DeviceMark | None = None
 
-    def issue_begins(self, side: torch.Stream) -> DeviceMark:
-        """There is room for the batch on the device."""
+    def issue_begins(self, side: torch.Stream, spare: list[torch.Event]) -> DeviceMark:
+        """There is room for the batch on the device, whose events are taken from ``spare``."""
         self.issue_start_ns = clock()
-        self.device = DeviceMark(side)
+        self.device = DeviceMark(side, spare)
         return self.device
 
     def issue_ends(self, copied: int) -> None:
@@ -51,22 +51,28 @@ class Mark:
 
 
 class DeviceMark:
-    """What happened to the batch on the device."""
+    """What happened to the batch on the device.
 
-    __slots__ = ("_consumer", "_side", "copies", "step_end", "wait_end", "wait_start")
+    Args:
+        side: Where it is copied.
+        spare: Events that nobody uses any more.
+    """
 
-    def __init__(self, side: torch.Stream) -> None:
+    __slots__ = ("_consumer", "_side", "_spare", "copies", "step_end", "wait_end", "wait_start")
+
+    def __init__(self, side: torch.Stream, spare: list[torch.Event]) -> None:
         self._side = side
+        self._spare = spare
         self.copies: list[list[torch.Event]] = []
         self.step_end: torch.Event | None = None
 
     def resume(self) -> None:
         """What is queued on the side stream from here on is work on the batch."""
-        self.copies.append([timed_event(self._side)])
+        self.copies.append([timed_event(self._side, self._spare)])
 
     def pause(self) -> torch.Event:
         """What is queued there next is not: a wait, or the next batch."""
-        event = timed_event(self._side)
+        event = timed_event(self._side, self._spare)
         if self.copies and len(self.copies[-1]) == 1:
             self.copies[-1].append(event)
         return event
@@ -74,16 +80,11 @@ class DeviceMark:
     def wait(self, consumer: torch.Stream, copied: torch.Event) -> None:
         """Let the consumer wait for the batch."""
         self._consumer = consumer
-        self.wait_start = timed_event(consumer)
+        self.wait_start = timed_event(consumer, self._spare)
         consumer.wait_event(copied)
-        self.wait_end = timed_event(consumer)
+        self.wait_end = timed_event(consumer, self._spare)
 
     def end_step(self, consumer: torch.Stream) -> None:
         """What is queued on the batch is queued, if all this time on one stream; else nobody knows where it is."""
         if consumer == self._consumer:
-            self.step_end = timed_event(consumer)
-
-    @property
-    def end(self) -> torch.Event:
-        """The last event."""
-        return self.step_end or self.wait_end
+            self.step_end = timed_event(consumer, self._spare)

@@ -23,6 +23,7 @@ WARM_UP = 2
 _KEPT = 10_000  # batches of the timeline
 _S_PER_NS = 1e-9
 _S_PER_MS = 1e-3
+_NS_PER_MS = 1e6
 
 
 class Sum:
@@ -64,6 +65,7 @@ class Marked:
         self._next = 0 if profile else _FIRST_MARKED
         self.issue, self.copy, self.exposed, self.step = Sum(), Sum(), Sum(), Sum()
         self.bytes = 0
+        self.spare_events: list[torch.Event] = []
         self.elapsed_s = 0.0
         # Reentrant: a signal handler may ask for the statistics while the loop is in here.
         self.lock = threading.RLock()
@@ -92,33 +94,42 @@ class Marked:
 
     def set_clocks(self, side: torch.Stream) -> None:
         """Find out what the host's clock says at a moment of the device's; waits for the stream."""
-        anchor = timed_event(side)
+        anchor = timed_event(side, [])
         anchor.synchronize()
         self._anchor = anchor, clock()
 
-    def end_step(self, mark: Mark, end_ns: int | None) -> None:
-        """The next batch has been asked for at ``end_ns`` (``None``: none will be): all of the step is queued."""
+    def end_step(self, mark: Mark, end_ns: int | None, *, is_asked: bool) -> None:
+        """The next batch has been asked for, or none will be: all of the step is queued, and without streams done."""
         if mark.device is not None:
             self._pending.append(mark)
-            self.resolve(waits=False)
+            if is_asked:
+                self._resolve(waits=False)
         elif not self.has_streams:
             with self.lock:
                 self._keep_host_times(mark, end_ns)
 
     def resolve(self, *, waits: bool) -> None:
-        """Take the times of the batches whose steps the device has finished, or with ``waits`` of all."""
-        if not self._pending or is_gone(self._process) or is_capturing(self.device):
-            return
+        """Take the times of the batches whose steps the device has finished, or with ``waits`` of all.
+
+        Not while a graph is captured, nor where the device is not ours any more.
+        """
+        if self._pending and not is_gone(self._process) and not is_capturing(self.device):
+            self._resolve(waits=waits)
+
+    def _resolve(self, *, waits: bool) -> None:
+        pending = self._pending
         with self.lock:
-            while self._pending:
-                mark = self._pending[0]
-                assert mark.device is not None
+            while pending:
+                mark = pending[0]
+                device = mark.device
+                assert device is not None
+                end = device.step_end or device.wait_end
                 if waits:
-                    mark.device.end.synchronize()
-                elif not mark.device.end.query():
+                    end.synchronize()
+                elif not end.query():
                     return
-                self._pending.popleft()
-                self._take(mark, mark.device)
+                pending.popleft()
+                self._take(mark, device)
 
     def timeline(self) -> Timeline:
         """See :class:`Timeline`. Waits until the device has finished the steps that are queued."""
@@ -137,28 +148,41 @@ class Marked:
         if device.step_end is not None:
             step = device.wait_end.elapsed_time(device.step_end) * _S_PER_MS
             self.step.add(step, is_typical=mark.is_typical)
-        if self._anchor is None:
-            return
-        wait_start_ns = self._host_ns(device.wait_start)
-        arrival_ns = wait_start_ns + exposed / _S_PER_NS
+        if self._anchor is not None:
+            self._keep(mark, device, self._anchor, copies, exposed, step)
+        # Not the end of the copies: others may wait for it still.
+        self.spare_events += [start for start, _ in device.copies]
+        self.spare_events += [device.wait_start, device.wait_end]
+        if device.step_end is not None:
+            self.spare_events.append(device.step_end)
+
+    def _keep(
+        self,
+        mark: Mark,
+        device: DeviceMark,
+        anchor: tuple[torch.Event, float],
+        copies: list[float],
+        exposed: float,
+        step: float | None,
+    ) -> None:
+        anchor_event, anchor_ns = anchor
+        arrival_ns = anchor_ns + anchor_event.elapsed_time(device.wait_end) * _NS_PER_MS
         if self._last_arrival[0] == mark.pass_number:
             self.elapsed_s += (arrival_ns - self._last_arrival[1]) * _S_PER_NS
         self._last_arrival = mark.pass_number, arrival_ns
-        starts = [(self._host_ns(start), seconds) for (start, _), seconds in zip(device.copies, copies, strict=True)]
-        self._kept.append(_Kept(mark, starts, wait_start_ns, exposed, step))
+        starts = [
+            (anchor_ns + anchor_event.elapsed_time(start) * _NS_PER_MS, seconds)
+            for (start, _), seconds in zip(device.copies, copies, strict=True)
+        ]
+        self._kept.append(_Kept(mark, starts, arrival_ns - exposed / _S_PER_NS, exposed, step))
         # A later event, since torch counts from one to the other in single precision.
-        self._anchor = device.wait_start, wait_start_ns
+        self._anchor, device.wait_end = (device.wait_end, arrival_ns), anchor_event
 
     def _keep_host_times(self, mark: Mark, end_ns: int | None) -> None:
         issue_ns, wait_ns = mark.issue_end_ns - mark.issue_start_ns, mark.delivered_ns - mark.asked_ns
         copies = [(float(mark.issue_start_ns), issue_ns * _S_PER_NS)] if issue_ns else []
         step = None if end_ns is None else (end_ns - mark.delivered_ns) * _S_PER_NS
         self._kept.append(_Kept(mark, copies, mark.asked_ns, wait_ns * _S_PER_NS, step))
-
-    def _host_ns(self, event: torch.Event) -> float:
-        assert self._anchor is not None
-        anchor, ns = self._anchor
-        return ns + anchor.elapsed_time(event) * 1e6
 
 
 class _Kept:

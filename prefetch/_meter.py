@@ -114,7 +114,7 @@ class PassMeter:
             self._sets_clocks = False
             self._marked.set_clocks(side)
         assert self.mark is not None
-        return self.mark.issue_begins(side)
+        return self.mark.issue_begins(side, self._marked.spare_events)
 
     def issued_marked(self, copied: int) -> Mark:
         """All is queued for the batch, which is marked, and so many bytes are copied."""
@@ -152,7 +152,7 @@ class PassMeter:
         assert mark is not None
         if mark.device is not None and consumer is not None:
             mark.device.end_step(consumer)
-        self._marked.end_step(mark, end_ns)
+        self._marked.end_step(mark, end_ns, is_asked=end_ns is not None or consumer is not None)
 
     def waited(self, since_ns: int, loading: tuple[int, int, int, int]) -> None:
         """A request has waited since then for a thread.

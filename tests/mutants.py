@@ -1129,14 +1129,14 @@ MUTANTS = [
     Mutant(
         "copy measured with its wait",
         "_mark",
-        "self.wait_start = timed_event(consumer)\n        consumer.wait_event(copied)",
-        "consumer.wait_event(copied)\n        self.wait_start = timed_event(consumer)",
+        "self.wait_start = timed_event(consumer, self._spare)\n        consumer.wait_event(copied)",
+        "consumer.wait_event(copied)\n        self.wait_start = timed_event(consumer, self._spare)",
         "tests/test_stats.py",
     ),
     Mutant(
         "step ends where the batch arrives",
         "_mark",
-        "self.step_end = timed_event(consumer)",
+        "self.step_end = timed_event(consumer, self._spare)",
         "self.step_end = self.wait_end",
         "tests/test_stats.py",
     ),

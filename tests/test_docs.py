@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -19,5 +20,13 @@ def test_blocks_run(page: str, tmp_path: Path) -> None:
     assert blocks
     program = tmp_path / "page.py"
     program.write_text("\n".join(blocks))
-    result = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=240, check=False)
+    result = subprocess.run(
+        [sys.executable, program],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
     assert result.returncode == 0, result.stderr

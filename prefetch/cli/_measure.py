@@ -76,9 +76,9 @@ def device_seconds(device: torch.device, work: Callable[[], object]) -> float:
     if not has_streams(device):
         return host_seconds(device, work)
     stream = current_stream(device)
-    start = timed_event(stream)
+    start = timed_event(stream, [])
     work()
-    end = timed_event(stream)
+    end = timed_event(stream, [])
     end.synchronize()
     return float(start.elapsed_time(end)) / 1e3
 
