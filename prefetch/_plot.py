@@ -21,6 +21,7 @@ _LOOKS = {
     "wait": _Look("#FFFFFF", "xxxx"),
 }
 _HEIGHT = 0.7
+_DIGIT_WIDTH = 0.016  # of the axes, with some room
 
 
 def new_figure(rows: int = 1) -> tuple[Any, Any]:
@@ -59,7 +60,8 @@ def draw(axes: Any, chosen: Sequence[BatchTimes]) -> None:
     end = max(interval.end_s - origin for times in chosen for _, interval in intervals(times)) * 1e3
     for times in chosen:
         for name, interval in intervals(times):
-            if name != "wait" and interval.duration_s * 1e3 > 0.025 * end:
+            is_wide_enough = interval.duration_s * 1e3 > _DIGIT_WIDTH * len(str(times.position)) * end
+            if name != "wait" and is_wide_enough:
                 axes.text(
                     ((interval.start_s + interval.end_s) / 2 - origin) * 1e3,
                     -lanes.index(LANES[name]),
