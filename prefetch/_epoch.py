@@ -137,8 +137,11 @@ class PlainEpoch(Epoch[T]):
     def supersede(self, iterator: Iterator[Any] | None) -> None:
         """See :meth:`Epoch.supersede`."""
         if self._iterator is not None and (iterator is None or iterator is self._iterator):
-            self._iterator = None
+            self.close()
             self._is_superseded = True
+
+    def __del__(self) -> None:
+        self._meter.ended()
 
 
 @opaque

@@ -130,12 +130,12 @@ class PlainLane(Lane):
 
 def moved_on_host(transfer: Transfer, batch: Any, meter: PassMeter) -> tuple[Any, Mark | None]:
     """The batch, moved where there are no streams, so that the host waits for it; and its mark, if it is marked."""
+    mark, meter.mark = meter.mark, None
     start = clock()
     moved, _, copied = meter.within("prefetch.copy", transfer, batch) if meter.has_ranges else transfer(batch)
     end = clock()
     meter.issue_ns += end - start
     meter.bytes += copied
-    mark, meter.mark = meter.mark, None
     if mark is not None:
         mark.issue_start_ns, mark.issue_end_ns = start, end
     return moved, mark
@@ -213,7 +213,8 @@ class SideStreamLane(Lane):
         if side.lent.make_room() | side.sources.make_room():
             meter.room_end_ns = now = clock()
             meter.room_ns += now - meter.load_end_ns
-        timer = None if meter.mark is None else meter.issue_marked(side.stream)
+        mark = None if meter.mark is None else meter.issue_marked(side.stream)
+        timer = None if mark is None else mark.device
         with on_stream(side.stream) as producer:
             # What the loader has made on the device itself comes before us and, through us, before the consumer.
             resident = tensors_on(batch, self._device)
@@ -241,7 +242,8 @@ class SideStreamLane(Lane):
                     # Device tensors by name: the loader may fill the batch's list anew.
                     side.sources.hold((batch, resident), copied)
         meter.bytes += copied_bytes
-        mark = None if timer is None else meter.issued_marked(copied_bytes)
+        if mark is not None:
+            mark.issue_ends(copied_bytes)
         return Arrival(position, mark, moved, lent + resident, destination, copied)
 
     def deliver(self, arrival: Arrival) -> Any:

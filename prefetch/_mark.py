@@ -38,11 +38,10 @@ class Mark:
         self.bytes = 0
         self.device: DeviceMark | None = None
 
-    def issue_begins(self, side: torch.Stream, spare: list[torch.Event]) -> DeviceMark:
+    def issue_begins(self, side: torch.Stream, spare: list[torch.Event]) -> None:
         """There is room for the batch on the device, whose events are taken from ``spare``."""
         self.issue_start_ns = clock()
         self.device = DeviceMark(side, spare)
-        return self.device
 
     def issue_ends(self, copied: int) -> None:
         """All is queued for it, and so many bytes are copied."""

@@ -11,7 +11,7 @@ import torch
 from torch.autograd import profiler
 
 from prefetch._device import nvtx_range
-from prefetch._mark import DeviceMark, Mark, clock
+from prefetch._mark import Mark, clock
 from prefetch._marked import WARM_UP, Marked
 from prefetch._stats import Means, Stats, bottleneck
 
@@ -108,19 +108,14 @@ class PassMeter:
         if position == self.next_marked:
             self.mark, self.next_marked = self._marked.mark(self._number, self._loads_before, position, start_ns, now)
 
-    def issue_marked(self, side: torch.Stream) -> DeviceMark:
+    def issue_marked(self, side: torch.Stream) -> Mark:
         """There is room on the device for the batch, which is marked."""
         if self._sets_clocks:
             self._sets_clocks = False
             self._marked.set_clocks(side)
-        assert self.mark is not None
-        return self.mark.issue_begins(side, self._marked.spare_events)
-
-    def issued_marked(self, copied: int) -> Mark:
-        """All is queued for the batch, which is marked, and so many bytes are copied."""
         mark, self.mark = self.mark, None
         assert mark is not None
-        mark.issue_ends(copied)
+        mark.issue_begins(side, self._marked.spare_events)
         return mark
 
     def delivered(self, mark: Mark | None) -> None:

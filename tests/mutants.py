@@ -1266,6 +1266,13 @@ MUTANTS = [
         "meter.has_ranges = meter.has_nvtx\n    return",
         "tests/test_stats.py",
     ),
+    Mutant(
+        "passes broken off on the CPU kept",
+        "_epoch",
+        "    def __del__(self) -> None:\n        self._meter.ended()",
+        "    def gone(self) -> None:\n        self._meter.ended()",
+        "tests/test_stats.py",
+    ),
 ]
 
 

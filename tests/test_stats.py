@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import json
@@ -419,13 +420,35 @@ class TestTimeline:
         list(prefetcher)
         assert [times.position for times in prefetcher.timeline.batches] == list(range(13, 20))
 
-    def test_no_pass_is_kept(self, sim: Any) -> None:
-        """Nor grows anything with the number of passes."""
-        prefetcher = CUDAPrefetcher([1], "sim")
-        for _ in range(50):
+    @pytest.mark.parametrize("background", [False, True])
+    @pytest.mark.parametrize("device", ["cpu", "sim"])
+    def test_no_pass_is_kept(self, sim: Any, device: str, background: bool) -> None:
+        """Nor grows anything with the number of passes, whole ones or broken-off ones."""
+        prefetcher = CUDAPrefetcher([1, 2], device, background=background)
+        for count in (1, 2) * 25:
+            list(itertools.islice(prefetcher, count))
             list(prefetcher)
         assert len(prefetcher._meter._passes) <= 2
-        assert prefetcher.stats.batches == 50
+        assert prefetcher.stats.batches == 75 + 100
+
+    @pytest.mark.parametrize("device", ["cpu", "sim"])
+    def test_failures_have_no_times(self, sim: Any, device: str) -> None:
+        """What fails on its way is not taken for the batch after it."""
+
+        def picky(batch: torch.Tensor) -> torch.Tensor:
+            if batch[0] in (2, 4):
+                raise ValueError("not this one")
+            return batch
+
+        prefetcher = CUDAPrefetcher(numbered(5), device, transform=picky, profile=True)
+        iterator = iter(prefetcher)
+        got = []
+        for _ in range(7):
+            with contextlib.suppress(ValueError, StopIteration):
+                got.append(next(iterator)[0].item())
+        assert got == [1, 3, 5]
+        assert [times.position for times in prefetcher.timeline.batches] == [0, 2, 4]
+        assert (prefetcher.stats.batches, prefetcher.stats.timed_batches) == (3, 3)
 
     def test_chrome_trace(self, clock: Any, tmp_path: Path) -> None:
         """A file in the format that Perfetto and Chrome read: names, lanes, microseconds."""

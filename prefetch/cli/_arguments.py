@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import torch
 
 from prefetch._device import resolve
+from prefetch.cli._output import one_line
 
 Invalid = argparse.ArgumentTypeError
 
@@ -23,7 +24,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the one line and exit with status 2."""
-        self.exit(2, f"{self.prog}: error: {message}\n")
+        self.exit(2, f"{self.prog}: error: {one_line(message)}\n")
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:

@@ -42,6 +42,16 @@ class Facts:
     prefetch_factor: int | None = None
 
     @property
+    def start_share_s(self) -> float:
+        """Of the start of a pass, for each batch."""
+        return self.start_s / self.pass_length if self.pass_length else 0.0
+
+    @property
+    def late_s(self) -> float:
+        """That the loop with prefetching waits for the loader, but for the starts of passes."""
+        return max(0.0, self.loader_wait_s - self.start_share_s)
+
+    @property
     def base_s(self) -> float:
         """A step of the better of the two loops: what further changes are measured against."""
         return min(self.plain_s, self.prefetched_s)
@@ -105,6 +115,8 @@ def why_not_wrapped(facts: Facts) -> str | None:
         reason = f"the copy is {facts.copy_s / facts.plain_s:.1%} of a step, and nothing can gain more than that"
     elif facts.limit_s == facts.load_s:
         reason = "the loader is the limit, and copies run while it is waited for"
+    elif facts.loader_wait_s > facts.copy_s:
+        reason = f"what the loop waits for is the loader ({duration(facts.loader_wait_s)} a step), not the copy"
     else:
         reason = "the plain loop hides as much"
     return f"CUDAPrefetcher gains nothing here (a step takes {change:+.1%}): {reason}."
@@ -141,19 +153,24 @@ def _workers(facts: Facts) -> Hint | None:
     if workers <= facts.num_workers:
         return None
     load = facts.load_s * now / workers
-    saved = min(facts.loader_wait_s, facts.base_s - max(load, facts.busy_s))
-    where = f"{facts.num_workers} worker processes" if facts.num_workers else "the main process"
-    how = f"at most: a batch takes {duration(facts.load_s)} in {where}, {duration(load)} if {workers} share the work"
+    saved = min(facts.late_s, facts.base_s - facts.start_share_s - max(load, facts.busy_s))
+    if workers == 1:
+        how = f"at most: the loop waits {duration(facts.late_s)} a step for batches that could be made beside it"
+    else:
+        where = f"{facts.num_workers} worker processes" if facts.num_workers else "the main process"
+        how = (
+            f"at most: a batch takes {duration(facts.load_s)} in {where}, {duration(load)} if {workers} share the work"
+        )
     return _hint(facts, f"num_workers={workers} (now {facts.num_workers})", saved, how)
 
 
 def _background(facts: Facts) -> Hint | None:
     if facts.num_workers > 0:  # there is a thread already
         return None
-    saved = min(facts.loader_wait_s, facts.base_s - facts.limit_s)
+    saved = min(facts.late_s, facts.base_s - facts.limit_s)
     how = (
-        f"at most: the loop waits {duration(facts.loader_wait_s)} a step for a loader that could run beside it, "
-        "where Python lets both run; random numbers are then drawn in another order"
+        f"at most: the loop waits {duration(facts.late_s)} a step for a loader that could run beside it, as far as "
+        "Python lets threads; random numbers may then be drawn in another order"
     )
     return _hint(facts, "CUDAPrefetcher(loader, background=True)", saved, how)
 
@@ -178,7 +195,7 @@ def _persistent_workers(facts: Facts) -> Hint | None:
         f"in every pass but the first: starting the workers takes {duration(facts.start_s)}, spread over "
         f"{facts.pass_length} batches"
     )
-    return _hint(facts, "persistent_workers=True", facts.start_s / facts.pass_length, how)
+    return _hint(facts, "persistent_workers=True", facts.start_share_s, how)
 
 
 def _prefetch_factor(facts: Facts) -> Hint | None:
@@ -186,9 +203,6 @@ def _prefetch_factor(facts: Facts) -> Hint | None:
     if not facts.is_data_loader or facts.num_workers == 0 or facts.load_s > facts.busy_s:
         return None
     factor = facts.prefetch_factor or 2
-    saved = min(facts.loader_wait_s, facts.base_s - facts.busy_s)
-    how = (
-        f"at most: on average batches come in time, but the loop waits {duration(facts.loader_wait_s)} a step for late "
-        "ones"
-    )
+    saved = min(facts.late_s, facts.base_s - facts.start_share_s - facts.busy_s)
+    how = f"at most: on average batches come in time, but the loop waits {duration(facts.late_s)} a step for late ones"
     return _hint(facts, f"prefetch_factor={2 * factor} (now {factor})", saved, how)

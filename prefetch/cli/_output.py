@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import sys
+import textwrap
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from types import TracebackType
 from typing import Any
 
 _HERE = str(Path(__file__).parent)
+_WIDTH = 100
 _BOLD_YELLOW = "\x1b[1;33m"
 _PLAIN = "\x1b[0m"
 
@@ -24,7 +26,7 @@ class CommandError(Exception):
 
     def show(self, prog: str) -> None:
         """Print what there is to say, under the command's name."""
-        print(f"{prog}: error: {self}", file=sys.stderr)
+        print(f"{prog}: error: {one_line(str(self))}", file=sys.stderr)
 
 
 class UserCodeError(CommandError):
@@ -80,6 +82,16 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
 
 
+def one_line(text: str) -> str:
+    """A message on one line, however its author wrote it."""
+    return " ".join(text.split())
+
+
+def wrapped(text: str, indent: str = "") -> str:
+    """A sentence in lines that fit a terminal, all but the first indented."""
+    return textwrap.fill(text, _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
 def verdict(sentence: str) -> str:
     """A sentence whose first word is the verdict: that one in colour, if a person is looking."""
     word, colon, rest = sentence.partition(":")
@@ -88,24 +100,36 @@ def verdict(sentence: str) -> str:
     return f"{_BOLD_YELLOW}{word}{_PLAIN}:{rest}"
 
 
-@contextlib.contextmanager
-def json_only(enabled: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Keeps stdout for one JSON object: what else is printed, by the user's code too, goes to stderr.
+class Report:
+    """Prints text as it comes, or at the end one JSON object and nothing else on stdout.
 
     Args:
-        enabled: Whether JSON is wanted at all.
-
-    Yields:
-        What prints the object, if it is wanted.
+        as_json: Whether it is to be JSON. What else is printed meanwhile, by the user's code, then goes to stderr.
     """
-    stdout = sys.stdout
 
-    def show(result: dict[str, Any]) -> None:
-        if enabled:
-            print(json.dumps(result, indent=1), file=stdout)
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
+        self._stdout = sys.stdout
+        self._redirect = contextlib.redirect_stdout(sys.stderr)
 
-    with contextlib.redirect_stdout(sys.stderr) if enabled else contextlib.nullcontext():
-        yield show
+    def __enter__(self) -> Report:
+        if self._as_json:
+            self._redirect.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._as_json:
+            self._redirect.__exit__(*error)
+
+    def text(self, *paragraphs: str) -> None:
+        """Print text, of several paragraphs perhaps, with an empty line before each but the first."""
+        if not self._as_json:
+            print(*paragraphs, sep="\n\n", flush=True)
+
+    def json(self, result: dict[str, Any]) -> None:
+        """Print the object, if it is to be JSON."""
+        if self._as_json:
+            print(json.dumps(result, indent=1), file=self._stdout)
 
 
 @contextlib.contextmanager

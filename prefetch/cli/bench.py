@@ -16,7 +16,7 @@ from prefetch.cli import _arguments as arguments
 from prefetch.cli._compare import ROUNDS, Ready, Result, compare, conclusion
 from prefetch.cli._machine import environment
 from prefetch.cli._measure import Compute, calibrated, device_scope, spare_core, synchronize
-from prefetch.cli._output import json_only, progress, table, verdict
+from prefetch.cli._output import Report, progress, table, verdict, wrapped
 
 _EPILOG = """The loader is synthetic: batches are ready in pinned memory, and handed out after --load-ms of sleep. A
 step multiplies matrices until the device has been busy for --compute-ms. Nothing is sent back to the host."""
@@ -89,29 +89,29 @@ def run(args: argparse.Namespace) -> None:
         CommandError: The batches do not fit into memory.
     """
     device: torch.device = args.device
-    with json_only(args.json) as show_json, device_scope(device), spare_core(device):
+    with Report(as_json=args.json) as report, device_scope(device), spare_core(device):
         facts = environment(device)
         ready = Ready(args.shape, args.dtype, device, args.load_ms / 1e3)
         sizes = " x ".join(map(str, args.shape))
         dtype = str(args.dtype).removeprefix("torch.")
         pinned = "pinned" if has_streams(device) else "not pinned"
-        print(f"device    {device}: {facts['device_name']}")
-        print(f"batch     {sizes} {dtype}, {amount(ready.nbytes)}, {pinned}")
+        report.text(
+            f"device    {device}: {facts['device_name']}\nbatch     {sizes} {dtype}, {amount(ready.nbytes)}, {pinned}"
+        )
         compute = calibrated(device, args.compute_ms / 1e3)
         how = "timing events" if has_streams(device) else "the clock"
-        print(
+        report.text(
             f"step      {args.compute_ms:g} ms asked for, {compute.seconds * 1e3:.3g} ms reached by {how}: "
-            f"{compute.description}",
-            flush=True,
+            f"{compute.description}"
         )
         batches = _prefetcher(args, ready)
         with batches, progress(ROUNDS, "rounds") as advance:
             result = compare(ready, compute, batches, args.steps, background=args.background, advance=advance)
-        _show(result, args)
+        report.text(*_paragraphs(result, args.steps))
         if args.png is not None:
             _draw(args, ready, compute, f"{facts['device_name']}, {device}")
-            print(f"\nPicture of both timelines: {args.png}")
-        show_json(_json(args, facts, ready, compute, result))
+            report.text(f"\nPicture of both timelines: {args.png}")
+        report.json(_json(args, facts, ready, compute, result))
 
 
 def _prefetcher(args: argparse.Namespace, ready: Ready, **changes: Any) -> CUDAPrefetcher[torch.Tensor]:
@@ -119,10 +119,10 @@ def _prefetcher(args: argparse.Namespace, ready: Ready, **changes: Any) -> CUDAP
     return CUDAPrefetcher(ready, args.device, **(settings | changes))
 
 
-def _show(result: Result, args: argparse.Namespace) -> None:
+def _paragraphs(result: Result, steps: int) -> list[str]:
+    """What was measured, as text."""
     parts = f"load {result.load_s * 1e3:.4g}, copy {result.copy_s * 1e3:.4g}, compute {result.compute_s * 1e3:.4g}"
     limit = result.limit_s
-    print(f"alone     {parts} ms a step; limit {limit * 1e3:.4g} ms ({result.limit_name})\n")
     first = result.rows[0].step_s
     rows = [
         [
@@ -134,13 +134,17 @@ def _show(result: Result, args: argparse.Namespace) -> None:
         ]
         for row in result.rows
     ]
-    print(table(["loop", "ms a step", "ratio to limit", "speed-up", "host us a batch"], rows))
-    print(
-        f"\n{args.steps} steps a pass, best of {ROUNDS} passes. Limit: the longest of load, copy and compute, each "
-        "measured alone\nin this run. Host: what the loop's thread spends on getting a batch, besides waiting for the "
-        "loader or, in\nCUDAPrefetcher, for room on the device; where .to blocks, it includes the copy."
+    explanation = (
+        f"{steps} steps a pass, best of {ROUNDS} passes. Limit: the longest of load, copy and compute, each measured "
+        "alone in this run. Host: what the loop's thread spends on getting a batch, besides waiting for the loader "
+        "or, in CUDAPrefetcher, for room on the device; where .to blocks, it includes the copy."
     )
-    print(f"\nBottleneck: {verdict(result.bottleneck)}\n{conclusion(result)}", flush=True)
+    return [
+        f"alone     {parts} ms a step; limit {limit * 1e3:.4g} ms ({result.limit_name})",
+        table(["loop", "ms a step", "ratio to limit", "speed-up", "host us a batch"], rows),
+        wrapped(explanation),
+        f"Bottleneck: {verdict(wrapped(result.bottleneck))}\n{wrapped(conclusion(result))}",
+    ]
 
 
 def _json(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from prefetch.cli._bandwidth_plot import draw
 from prefetch.cli._hints import Facts, Hint, hints, why_not_wrapped, why_nothing
 from prefetch.cli._machine import cores, environment
 from prefetch.cli._measure import SIZES, Bandwidth, bandwidths, device_scope, latency_s
-from prefetch.cli._output import CommandError, json_only, progress, table, verdict
+from prefetch.cli._output import CommandError, Report, progress, table, verdict, wrapped
 
 _EPILOG = """The loader is run three times for some seconds: alone, in a plain loop, and through CUDAPrefetcher. For the
 loops to be yours, name the step too: a function that is called with each batch on the device."""
@@ -68,22 +69,22 @@ def run(args: argparse.Namespace) -> None:
         raise CommandError(
             f"argument --plot: there are no transfers to draw on {str(device)!r}, got {str(args.plot)!r}"
         )
-    with json_only(args.json) as show_json, device_scope(device):
+    with Report(as_json=args.json) as report, device_scope(device):
         # First, since a wrong name should not be reported after a minute of measuring.
         program = _user.load(args.factory, args.step) if args.factory is not None else None
         result: dict[str, Any] = {"environment": environment(device)}
-        report = [_environment_text(result["environment"])]
-        print(report[0], flush=True)
+        facts = [_environment_text(result["environment"])]
+        report.text(facts[0])
         if has_streams(device):
-            result |= _transfers(device, args.plot, report)
+            result |= _transfers(device, args.plot, report, facts)
         else:
             without = "nothing is transferred to it" if is_host(device) else "it has no streams"
-            report.append(f"copies    no bandwidth, latency or overlap to measure on {str(device)!r}: {without}")
-            print(report[-1], flush=True)
+            facts.append(f"copies    no bandwidth, latency or overlap to measure on {str(device)!r}: {without}")
+            report.text(facts[-1])
         if program is not None:
-            result["loop"] = _loop(program, device, args.seconds, report)
-        print("\nTo paste into a bug report:\n\n```text", *report, "```", sep="\n")
-        show_json(result)
+            result["loop"] = _loop(program, device, args.seconds, report, facts)
+        report.text("\nTo paste into a bug report:", "\n".join(["```text", *facts, "```"]))
+        report.json(result)
 
 
 def _environment_text(facts: dict[str, Any]) -> str:
@@ -105,7 +106,7 @@ def _environment_text(facts: dict[str, Any]) -> str:
 # ---------------------------------------------------------------- copies
 
 
-def _transfers(device: torch.device, plot: Path | None, report: list[str]) -> dict[str, Any]:
+def _transfers(device: torch.device, plot: Path | None, report: Report, facts: list[str]) -> dict[str, Any]:
     latency = latency_s(device)
     found: list[list[Bandwidth]] = []
     with progress(len(SIZES), "copies") as advance:
@@ -116,15 +117,15 @@ def _transfers(device: torch.device, plot: Path | None, report: list[str]) -> di
         raise CommandError(f"there is not enough memory on {device} to copy {SIZES[0]} bytes")
     heads = ["copy of", *(f"{cell.memory} {cell.direction}" for cell in found[0])]
     rows = [[_size(row[0].nbytes), *(f"{cell.gb_per_s:.3g}" for cell in row)] for row in found]
-    print(f"\nBandwidth in GB/s (1e9 bytes a second), best of several:\n\n{table(heads, rows)}")
+    report.text("\nBandwidth in GB/s (1e9 bytes a second), best of several:", table(heads, rows))
     if len(found) < len(SIZES):
-        print(f"From {_size(SIZES[len(found)])} on there was not enough memory.")
-    print(f"\nLatency: the smallest copy takes {duration(latency)}, from pinned memory to the device.", flush=True)
+        report.text(f"From {_size(SIZES[len(found)])} on there was not enough memory.")
+    report.text(f"\nLatency: the smallest copy takes {duration(latency)}, from pinned memory to the device.")
     largest = ", ".join(f"{cell.memory} {cell.direction} {cell.gb_per_s:.3g}" for cell in found[-1])
-    report.append(f"copies    latency {duration(latency)}; {_size(found[-1][0].nbytes)} in GB/s: {largest}")
+    facts.append(f"copies    latency {duration(latency)}; {_size(found[-1][0].nbytes)} in GB/s: {largest}")
     if plot is not None:
         draw(found, f"{environment(device)['device_name']}, {device}", plot)
-        print(f"\nPicture: {plot}")
+        report.text(f"\nPicture: {plot}")
     cells = [cell._asdict() for row in found for cell in row]
     return {"copy_latency_s": latency, "bandwidths": cells}
 
@@ -136,11 +137,13 @@ def _size(nbytes: int) -> str:
 # ---------------------------------------------------------------- the user's loop
 
 
-def _loop(program: _user.Program, device: torch.device, seconds: float, report: list[str]) -> dict[str, Any]:
+def _loop(
+    program: _user.Program, device: torch.device, seconds: float, report: Report, facts: list[str]
+) -> dict[str, Any]:
     settings = _user.settings(program.loader)
     listed = ", ".join(f"{name}={value}" for name, value in settings.items())
     title = f"{program.name}, {type(program.loader).__name__}({listed or '...'})"
-    print(f"\nLoader: {title}", flush=True)
+    report.text(f"\nLoader: {title}")
     with progress(3, "loops") as advance:
         loading = _loops.loading(program, seconds)
         advance()
@@ -148,32 +151,31 @@ def _loop(program: _user.Program, device: torch.device, seconds: float, report: 
         advance()
         prefetched, stats = _loops.prefetched(program, device, seconds)
         advance()
-    facts = _facts(program, device, loading, plain, prefetched, stats)
-    rows = [
-        ("the loader alone", loading.loop),
-        ("loop with .to(device, non_blocking=True)", plain),
-        ("loop over CUDAPrefetcher(loader)", prefetched),
-    ]
-    cells = [[name, f"{loop.seconds:.4g}", str(loop.steps)] for name, loop in rows]
-    print("\n" + table(["", "seconds a batch", "batches"], cells))
+    measured = _measured(program, device, loading, plain, prefetched, stats)
+    loops = {
+        "the loader alone": loading.loop,
+        "loop with .to(device, non_blocking=True)": plain,
+        "loop over CUDAPrefetcher(loader)": prefetched,
+    }
+    cells = [[name, duration(loop.seconds), str(loop.steps)] for name, loop in loops.items()]
+    report.text("", table(["", "a batch takes", "batches"], cells))
+    if loading.start_s > loading.loop.seconds and loading.pass_length:
+        report.text(
+            f"The first of {loading.pass_length} batches of a pass takes {duration(loading.start_s)} longer: the loops "
+            "include\nthat, the loader's own figure does not."
+        )
     if program.step is None:
-        print(
-            "\nThere was no step, so that both loops only load and copy: name yours with --step to see it overlapped."
-        )
-    elif loading.start_s > 0 and loading.pass_length:
-        print(
-            f"\nThe first of {loading.pass_length} batches of a pass takes {duration(loading.start_s)} longer; the "
-            f"loader's figure is without that."
-        )
-    found = hints(facts)
-    advice = _advice(facts, found)
-    print(f"\nBottleneck: {verdict(stats.bottleneck)}\n\n" + "\n".join(advice))
-    loops = {"loader": loading.loop, "plain": plain, "prefetched": prefetched}
-    times = ", ".join(f"{name} {loop.seconds:.4g}" for name, loop in loops.items())
+        report.text("There was no step: both loops only load and copy. Name yours with --step to see what it hides.")
+    found = hints(measured)
+    advice = _advice(measured, found)
+    report.text(
+        f"\nBottleneck: {verdict(wrapped(stats.bottleneck))}", "\n".join(wrapped(line, "     ") for line in advice)
+    )
+    times = ", ".join(duration(loop.seconds) for loop in loops.values())
     step = "with a step" if program.step is not None else "without a step"
-    report += [
+    facts += [
         f"loader    {title}, {step}",
-        f"loops     seconds a batch: {times}",
+        f"a batch   alone, plain, prefetched: {times}",
         f"verdict   {stats.bottleneck}",
         f"hints     {'; '.join(f'{hint.change} ({hint.share:.0%})' for hint in found) or 'none'}",
     ]
@@ -193,11 +195,11 @@ def _loop(program: _user.Program, device: torch.device, seconds: float, report: 
         "bottleneck": stats.bottleneck,
         "hints": [hint._asdict() for hint in found],
         "conclusion": advice,
-        "stats": vars(stats),
+        "stats": dataclasses.asdict(stats),
     }
 
 
-def _facts(
+def _measured(
     program: _user.Program,
     device: torch.device,
     loading: _loops.Loading,
