@@ -77,9 +77,7 @@ class CountsNothing(PassMeter):
 def uncounted(prefetcher: CUDAPrefetcher[Any]) -> CUDAPrefetcher[Any]:
     """A prefetcher without statistics."""
     marked = prefetcher._meter.marked
-    prefetcher._meter.new_pass = lambda *, has_thread: CountsNothing(  # type: ignore[method-assign]
-        marked, 0, 0, has_thread=has_thread
-    )
+    prefetcher._meter.new_pass = partial(CountsNothing, marked, 0, 0)  # type: ignore[method-assign]
     return prefetcher
 
 

@@ -57,7 +57,12 @@ class AheadEpoch(Epoch[Any]):
         del self  # see InlineFeeder: an error that waits for its turn refers to this frame
         if (warning := lane.take_warning()) is not None:  # before a batch is taken: a warning may be made an error
             warnings.warn(warning, PrefetchWarning, stacklevel=2)
-        return _next_ahead(lane, feeder)
+        meter = lane.meter
+        # A variable of torch's, since entering a range that nobody sees takes longer than all else that is measured.
+        meter.has_ranges = meter.has_nvtx or profiler._is_profiler_enabled
+        return (
+            meter.within("prefetch.next", _next_ahead, lane, feeder) if meter.has_ranges else _next_ahead(lane, feeder)
+        )
 
     def close(self) -> None:
         """See :meth:`Epoch.close`; copies under way go on, and keep their host batches."""
@@ -79,13 +84,6 @@ class AheadEpoch(Epoch[Any]):
 
 @opaque
 def _next_ahead(lane: Lane, feeder: Feeder[Any]) -> Any:
-    meter = lane.meter
-    # A variable of torch's, since entering a range that nobody sees takes longer than all else that is measured.
-    meter.has_ranges = meter.has_nvtx or profiler._is_profiler_enabled
-    return meter.within("prefetch.next", _taken, lane, feeder) if meter.has_ranges else _taken(lane, feeder)
-
-
-def _taken(lane: Lane, feeder: Feeder[Any]) -> Any:
     lane.ask()
     try:
         return lane.deliver(feeder.take())

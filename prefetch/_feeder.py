@@ -110,8 +110,6 @@ class InlineFeeder(Feeder[Issued]):
         if not queue:
             raise superseded() if self._is_superseded else StopIteration
         self._state.delivered(queue[0].snapshot)
-        if self._meter.peak_held <= self._look_ahead:  # it can grow
-            self._meter.peak_held = max(self._meter.peak_held, len(queue))
         if queue[0].error is None:
             return queue.popleft().issued  # type: ignore[no-any-return]
         if queue[0].is_end:

@@ -32,6 +32,7 @@ class PassMeter:
         number: Of the pass.
         loads_before: Batches that the loader gave in passes before.
         has_thread: Whether a thread advances the loader.
+        look_ahead: Batches that are issued beyond the one that is taken.
     """
 
     __slots__ = (
@@ -55,6 +56,7 @@ class PassMeter:
         "load_end_ns",
         "load_ns",
         "loads",
+        "look_ahead",
         "mark",
         "next_marked",
         "peak_held",
@@ -67,8 +69,9 @@ class PassMeter:
         "waited_room_ns",
     )
 
-    def __init__(self, marked: Marked, number: int, loads_before: int, *, has_thread: bool) -> None:
+    def __init__(self, marked: Marked, number: int, loads_before: int, *, has_thread: bool, look_ahead: int) -> None:
         self.has_thread = has_thread
+        self.look_ahead = look_ahead
         self.is_over = False
         self.has_nvtx = marked.profile and nvtx_range(marked.device) is not None
         self.has_ranges = False
@@ -210,7 +213,7 @@ def _counts(meter: PassMeter) -> _Counts:
         deliveries=meter.deliveries,
         intervals=max(0, meter.deliveries - 1),
         elapsed=meter.last_ns - meter.first_ns,
-        peak_held=max(meter.peak_held, min(1, meter.deliveries)),
+        peak_held=meter.peak_held if meter.has_thread else min(meter.loads, meter.look_ahead + 1),
         steps=meter.steps,
         step=meter.step_ns,
         warm_steps=max(0, meter.steps - WARM_UP),
@@ -231,14 +234,14 @@ class Meter:
         self._past = _Counts()
         self._passes: list[PassMeter] = []
 
-    def new_pass(self, *, has_thread: bool) -> PassMeter:
+    def new_pass(self, *, has_thread: bool, look_ahead: int) -> PassMeter:
         """For a pass that starts."""
         with self.marked.lock:
             for old in [old for old in self._passes if old.is_over]:
                 self._passes.remove(old)
                 self._past = self._past.plus(_counts(old))
             before = functools.reduce(_Counts.plus, map(_counts, self._passes), self._past)
-            new = PassMeter(self.marked, before.passes, before.loads, has_thread=has_thread)
+            new = PassMeter(self.marked, before.passes, before.loads, has_thread=has_thread, look_ahead=look_ahead)
             self._passes.append(new)
             return new
 

@@ -260,7 +260,7 @@ class CUDAPrefetcher(Generic[T]):
             background = has_streams(self._device) and not self._transfer.has_transform and loads_apart(self._loader)
         is_plain = not background and not has_streams(self._device)
         look_ahead = 0 if is_plain else self._prefetch_batches
-        meter = self._meter.new_pass(has_thread=background)
+        meter = self._meter.new_pass(has_thread=background, look_ahead=look_ahead)
         state = self._state.track(looks_ahead=look_ahead > 0)
         if is_plain:
             return PlainEpoch(iterator, self._transfer, meter)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import operator
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -20,7 +19,6 @@ from prefetch._rebuild import own_copy
 from prefetch._search import memory_of, tensors_on
 from prefetch._staging import Staging, dense_strides, is_plain
 
-_NBYTES = operator.attrgetter("nbytes")
 # The dimensions of the tensors to which a memory format can be given, as in torch.empty(memory_format=).
 _MEMORY_FORMAT_DIMS = {
     torch.channels_last: (4,),
@@ -235,7 +233,8 @@ class _Move(Visitor):
             result = transfer.copy(source)
             if result is not source:
                 memory = memory_of(result)
-                self.bytes += sum(map(_NBYTES, memory))
+                for part in memory:
+                    self.bytes += part.nbytes
         if transfer.converts:
             result = transfer.convert(result)
             if result is not source:

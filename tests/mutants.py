@@ -89,8 +89,8 @@ MUTANTS = [
     Mutant(
         "copy waits for the consumer",
         "_lane",
-        "        timer = None if meter.mark",
-        "        side.stream.wait_stream(current_stream(self._device))\n        timer = None if meter.mark",
+        "        mark = None if meter.mark",
+        "        side.stream.wait_stream(current_stream(self._device))\n        mark = None if meter.mark",
         "tests/test_streams.py",
     ),
     Mutant("run-ahead not bounded", "_memory", "step.synchronize()", "pass", "tests/test_memory.py"),
@@ -1171,7 +1171,7 @@ MUTANTS = [
     Mutant(
         "bytes after the cast",
         "_transfer",
-        "self.bytes += sum(map(_NBYTES, memory))",
+        "self.bytes += part.nbytes",
         "self.bytes += transfer.convert(result).nbytes",
         "tests/test_stats.py",
     ),
@@ -1262,8 +1262,8 @@ MUTANTS = [
     Mutant(
         "ranges lost",
         "_epoch",
-        "meter.has_ranges = meter.has_nvtx or profiler._is_profiler_enabled\n    return",
-        "meter.has_ranges = meter.has_nvtx\n    return",
+        "meter.has_ranges = meter.has_nvtx or profiler._is_profiler_enabled\n        return",
+        "meter.has_ranges = meter.has_nvtx\n        return",
         "tests/test_stats.py",
     ),
     Mutant(
