@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -13,7 +14,9 @@ from prefetch.cli.doctor import add_doctor
 
 __all__ = ["main"]
 
+_SUMMARY = "Find out what this machine can do, and what prefetching gains on it."
 _INTERRUPTED = 130  # as a shell reports Ctrl-C
+_CUT_OFF = 141  # and a command whose output nobody reads any more
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: As argparse does: the arguments are wrong (status 2), or help was asked for (0).
     """
-    parser = Parser(prog="cuda-prefetcher", description=__doc__)
+    parser = Parser(prog="cuda-prefetcher", description=_SUMMARY)
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     add_doctor(commands)
@@ -42,4 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"{parser.prog} {args.command}: interrupted", file=sys.stderr)
         return _INTERRUPTED
+    except BrokenPipeError:  # who reads the report has seen enough, as `| head` has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains when it ends
+        return _CUT_OFF
     return 0

@@ -11,7 +11,6 @@ from typing import Any, NoReturn
 import torch
 
 from prefetch._device import resolve
-from prefetch.cli._output import one_line
 
 Invalid = argparse.ArgumentTypeError
 
@@ -24,7 +23,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the one line and exit with status 2."""
-        self.exit(2, f"{self.prog}: error: {one_line(message)}\n")
+        self.exit(2, f"{self.prog}: error: {' '.join(message.split())}\n")
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:

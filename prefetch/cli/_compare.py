@@ -199,7 +199,7 @@ def conclusion(result: Result) -> str:
             f"Prefetching does not help here: {where}, and without a thread (--background) CUDAPrefetcher does what "
             "the plain loop does; differences are chance."
         )
-    if result.speedup >= _WORTH_IT:
+    if min(result.speedup, result.possible_speedup) >= _WORTH_IT:  # more than is possible is chance
         return (
             f"Prefetching makes the loop {result.speedup:.2f} times as fast as the faster plain loop; "
             f"{result.possible_speedup:.2f} times would be possible."

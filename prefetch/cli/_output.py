@@ -26,7 +26,7 @@ class CommandError(Exception):
 
     def show(self, prog: str) -> None:
         """Print what there is to say, under the command's name."""
-        print(f"{prog}: error: {one_line(str(self))}", file=sys.stderr)
+        print(f"{prog}: error: {' '.join(str(self).split())}", file=sys.stderr)
 
 
 class UserCodeError(CommandError):
@@ -82,22 +82,18 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def one_line(text: str) -> str:
-    """A message on one line, however its author wrote it."""
-    return " ".join(text.split())
-
-
 def wrapped(text: str, indent: str = "") -> str:
     """A sentence in lines that fit a terminal, all but the first indented."""
     return textwrap.fill(text, _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def verdict(sentence: str) -> str:
-    """A sentence whose first word is the verdict: that one in colour, if a person is looking."""
-    word, colon, rest = sentence.partition(":")
-    if not colon or os.environ.get("NO_COLOR") or not sys.stdout.isatty():
-        return sentence
-    return f"{_BOLD_YELLOW}{word}{_PLAIN}:{rest}"
+    """A paragraph about the bottleneck; the sentence's first word is it: in colour, if a person is looking."""
+    text = wrapped(f"Bottleneck: {sentence}")
+    title, word, rest = text.split(":", 2)
+    if os.environ.get("NO_COLOR") or not sys.stdout.isatty():
+        return text
+    return f"{title}: {_BOLD_YELLOW}{word.strip()}{_PLAIN}:{rest}"
 
 
 class Report:

@@ -39,6 +39,8 @@ def load(factory: Reference, step: Reference | None) -> Program:
     make = _found("MODULE:FACTORY", factory)
     chosen = _found("--step", step) if step is not None else None
     name = ":".join(factory)
+    if chosen is not None and not callable(chosen):
+        raise CommandError(f"argument --step: must be callable, got {':'.join(step or ())!r}: {chosen!r:.80}")
     if not callable(make):
         raise CommandError(f"argument MODULE:FACTORY: must be callable without arguments, got {name!r}: {make!r:.80}")
     with user_code(name):

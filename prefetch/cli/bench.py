@@ -18,6 +18,7 @@ from prefetch.cli._machine import environment
 from prefetch.cli._measure import Compute, calibrated, device_scope, spare_core, synchronize
 from prefetch.cli._output import Report, progress, table, verdict, wrapped
 
+_SUMMARY = "Time a loop with and without prefetching on this machine, for batches and steps you choose."
 _EPILOG = """The loader is synthetic: batches are ready in pinned memory, and handed out after --load-ms of sleep. A
 step multiplies matrices until the device has been busy for --compute-ms. Nothing is sent back to the host."""
 _DRAWN_BATCHES = 8
@@ -26,7 +27,7 @@ _DRAWN_STEPS = 16  # the last of them are drawn: by then a loop goes as it will 
 
 def add_bench(commands: argparse._SubParsersAction[Any]) -> None:
     """Add the command's parser."""
-    parser = commands.add_parser("bench", help=__doc__.partition(": ")[2], description=__doc__, epilog=_EPILOG)
+    parser = commands.add_parser("bench", help=_SUMMARY, description=_SUMMARY, epilog=_EPILOG)
     add = parser.add_argument
     arguments.add_device(parser)
     add(
@@ -143,7 +144,7 @@ def _paragraphs(result: Result, steps: int) -> list[str]:
         f"alone     {parts} ms a step; limit {limit * 1e3:.4g} ms ({result.limit_name})",
         table(["loop", "ms a step", "ratio to limit", "speed-up", "host us a batch"], rows),
         wrapped(explanation),
-        f"Bottleneck: {verdict(wrapped(result.bottleneck))}\n{wrapped(conclusion(result))}",
+        f"{verdict(result.bottleneck)}\n{wrapped(conclusion(result))}",
     ]
 
 

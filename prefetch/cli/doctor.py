@@ -20,13 +20,16 @@ from prefetch.cli._machine import cores, environment
 from prefetch.cli._measure import SIZES, Bandwidth, bandwidths, device_scope, latency_s
 from prefetch.cli._output import CommandError, Report, progress, table, verdict, wrapped
 
+_SUMMARY = "Examine this machine and, given a loader, find what bounds its loop and what to change."
 _EPILOG = """The loader is run three times for some seconds: alone, in a plain loop, and through CUDAPrefetcher. For the
 loops to be yours, name the step too: a function that is called with each batch on the device."""
+
+_START_SHOWN = 0.01  # of a step
 
 
 def add_doctor(commands: argparse._SubParsersAction[Any]) -> None:
     """Add the command's parser."""
-    parser = commands.add_parser("doctor", help=__doc__.partition(": ")[2], description=__doc__, epilog=_EPILOG)
+    parser = commands.add_parser("doctor", help=_SUMMARY, description=_SUMMARY, epilog=_EPILOG)
     parser.add_argument(
         "factory",
         nargs="?",
@@ -158,19 +161,16 @@ def _loop(
         "loop over CUDAPrefetcher(loader)": prefetched,
     }
     cells = [[name, duration(loop.seconds), str(loop.steps)] for name, loop in loops.items()]
-    report.text("", table(["", "a batch takes", "batches"], cells))
-    if loading.start_s > loading.loop.seconds and loading.pass_length:
-        report.text(
-            f"The first of {loading.pass_length} batches of a pass takes {duration(loading.start_s)} longer: the loops "
-            "include\nthat, the loader's own figure does not."
-        )
+    report.text("\n" + table(["", "a batch takes", "batches"], cells))
+    if measured.start_share_s > _START_SHOWN * plain.seconds:
+        later = f"The first of {loading.pass_length} batches of a pass takes {duration(loading.start_s)} longer"
+        report.text(f"{later}: in the loops' figures, not the loader's.")
     if program.step is None:
         report.text("There was no step: both loops only load and copy. Name yours with --step to see what it hides.")
     found = hints(measured)
     advice = _advice(measured, found)
-    report.text(
-        f"\nBottleneck: {verdict(wrapped(stats.bottleneck))}", "\n".join(wrapped(line, "     ") for line in advice)
-    )
+    lines = [wrapped(line, "     " if line.startswith(" ") else "") for line in advice]
+    report.text("\n" + verdict(stats.bottleneck), "\n".join(lines))
     times = ", ".join(duration(loop.seconds) for loop in loops.values())
     step = "with a step" if program.step is not None else "without a step"
     facts += [
