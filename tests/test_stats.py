@@ -103,6 +103,24 @@ class TestVerdict:
         assert prefetcher.stats.compute_s == pytest.approx(1.039)
         assert prefetcher.stats.bottleneck.startswith("copy")
 
+    def test_starts_do_not_count(self, clock: Any) -> None:
+        """Of a pass, when workers start and the first copy is waited for; in passes of three this would be much."""
+        clock.configure(latency_us=5000)
+
+        class Starting:
+            def __iter__(self) -> Iterator[torch.Tensor]:
+                clock.host_busy(100_000)
+                yield from batches(clock, 3)
+
+        prefetcher = CUDAPrefetcher(Starting(), "sim", profile=True)
+        for _ in range(4):
+            for _ in prefetcher:
+                clock.busy(10_000)
+        assert prefetcher.stats.load_s == pytest.approx(0.4)
+        assert prefetcher.stats.exposed_copy_s == pytest.approx(0.02)
+        assert prefetcher.stats.bottleneck.startswith("compute")
+        assert "waiting for the copy" not in prefetcher.stats.bottleneck
+
     def test_of_nothing(self) -> None:
         """Before the first step there is none."""
         stats = CUDAPrefetcher([], "cpu").stats
