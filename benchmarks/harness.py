@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from prefetch.cli._machine import processor
 from tests import simulator
 
 RESULTS = Path(__file__).parent / "results"
@@ -26,18 +27,11 @@ def machine() -> dict[str, Any]:
     """What a figure depends on."""
     return {
         "device": "simulated accelerator (tests/simulator), no GPU",
-        "processor": _processor(),
+        "processor": processor(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
 
 
 def save(name: str, rows: list[dict[str, Any]]) -> Path:

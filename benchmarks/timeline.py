@@ -15,7 +15,7 @@ import torch
 
 from benchmarks.harness import load_simulator
 from prefetch import CUDAPrefetcher
-from prefetch._plot import add_legend, new_figure
+from prefetch._timeline import plot_together
 from tests import simulator
 
 LOAD_US, COPY_US, COMPUTE_US = 3_000, 5_000, 10_000
@@ -43,26 +43,19 @@ def main() -> None:
     load_simulator(virtual=True)
     simulator.configure(latency_us=COPY_US)
     simulate_the_clock()
-    figure, plots = new_figure(2)
     loops: dict[str, dict[str, Any]] = {
         "without prefetching (prefetch_batches=0)": {"prefetch_batches": 0, "memory": "consumer"},
         "with CUDAPrefetcher(loader)": {},
     }
-    ends = []
-    for axes, (title, options) in zip(plots, loops.items(), strict=True):
+    timelines = {}
+    for label, options in loops.items():
         prefetcher = CUDAPrefetcher(batches(), "sim", profile=True, **options)
         for _ in prefetcher:
             simulator.busy(COMPUTE_US)
-        print(f"{title}, simulated:\n{prefetcher.stats}\n")
-        prefetcher.timeline.draw(axes, batches=DRAWN)
-        axes.set_title(title, fontsize="medium", loc="left")
-        axes.label_outer()
-        ends.append(axes.get_xlim()[1])
-    plots[0].set_xlim(0, max(ends))
-    plots[0].set_title("simulated device and time", fontsize="medium", loc="right")
-    add_legend(figure)
+        print(f"{label}, simulated:\n{prefetcher.stats}\n")
+        timelines[label] = prefetcher.timeline
     PICTURE.parent.mkdir(exist_ok=True)
-    figure.savefig(PICTURE, dpi=150)
+    plot_together(timelines, PICTURE, title="simulated device and time", batches=DRAWN)
     print(f"drawn into {PICTURE.relative_to(Path.cwd()) if PICTURE.is_relative_to(Path.cwd()) else PICTURE}")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,3 +81,25 @@ class Timeline:
         if not self.batches:
             raise ValueError("the timeline has no batch to draw yet")
         draw(axes, self.batches[-batches:])
+
+
+def plot_together(timelines: Mapping[str, Timeline], path: str | os.PathLike[str], *, title: str, batches: int) -> None:
+    """Draw several timelines into one PNG, one above the other and on the same scale.
+
+    Args:
+        timelines: By what is written above each.
+        path: The file.
+        title: Of the whole.
+        batches: How many are drawn, the last ones.
+    """
+    figure, plots = new_figure(len(timelines))
+    ends = []
+    for axes, (label, timeline) in zip(plots, timelines.items(), strict=True):
+        timeline.draw(axes, batches=batches)
+        axes.set_title(label, fontsize="medium", loc="left")
+        axes.label_outer()
+        ends.append(axes.get_xlim()[1])
+    plots[0].set_xlim(0, max(ends))  # they share it
+    plots[0].set_title(title, fontsize="medium", loc="right")
+    add_legend(figure)
+    figure.savefig(path, format="png", dpi=150)

@@ -97,3 +97,15 @@ def run(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
         timeout=240,
         check=False,
     )
+
+
+def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    """``python -m prefetch ...`` in a folder, while it runs."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "prefetch", *arguments],
+        cwd=folder,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )

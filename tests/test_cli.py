@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import torch
 from prefetch import __version__
 from prefetch.cli import _arguments, main
 from prefetch.cli._output import progress, table, verdict
-from tests.cli_helpers import environment, run, write_shop
+from tests.cli_helpers import run, start, write_shop
 from tests.helpers import ROOT, run_python
 
 
@@ -153,14 +152,7 @@ def test_as_a_module(tmp_path: Path) -> None:
 def test_interrupt(tmp_path: Path) -> None:
     """Ctrl-C ends it at once with status 130 and one line."""
     write_shop(tmp_path)
-    with subprocess.Popen(
-        [sys.executable, "-m", "prefetch", "doctor", "shop:pageable", "--device", "cpu", "--seconds", "1000"],
-        cwd=tmp_path,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+    with start(tmp_path, "doctor", "shop:pageable", "--device", "cpu", "--seconds", "1000") as process:
         assert process.stdout is not None
         assert any(line.startswith("Loader: ") for line in process.stdout)  # from here on it measures
         process.send_signal(signal.SIGINT)
@@ -168,15 +160,9 @@ def test_interrupt(tmp_path: Path) -> None:
     assert (process.returncode, errors) == (130, "cuda-prefetcher doctor: interrupted\n")
 
 
-def test_reader_goes_away() -> None:
+def test_reader_goes_away(tmp_path: Path) -> None:
     """``| head`` is no error to show."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "prefetch", "bench", "--device", "cpu", "--shape", "4", "--steps", "2"],
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+    with start(tmp_path, "bench", "--device", "cpu", "--shape", "4", "--steps", "2") as process:
         assert process.stdout is not None
         assert process.stderr is not None
         assert process.stdout.readline().startswith("device    cpu: ")

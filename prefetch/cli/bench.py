@@ -9,13 +9,13 @@ import torch
 
 from prefetch._arguments import MemoryName
 from prefetch._device import has_streams
-from prefetch._plot import add_legend, new_figure
 from prefetch._prefetcher import CUDAPrefetcher
 from prefetch._stats import amount
+from prefetch._timeline import plot_together
 from prefetch.cli import _arguments as arguments
 from prefetch.cli._compare import ROUNDS, Ready, Result, compare, conclusion
 from prefetch.cli._machine import environment
-from prefetch.cli._measure import Compute, calibrated, device_scope, spare_core, synchronize
+from prefetch.cli._measure import Compute, calibrated, device_scope, spare_core
 from prefetch.cli._output import Report, progress, table, verdict, wrapped
 
 _SUMMARY = "Time a loop with and without prefetching on this machine, for batches and steps you choose."
@@ -189,23 +189,15 @@ def _json(
 
 def _draw(args: argparse.Namespace, ready: Ready, compute: Compute, title: str) -> None:
     """Both timelines, one above the other, on the same scale."""
-    figure, plots = new_figure(2)
-    without = {"prefetch_batches": 0, "background": False, "memory": "consumer"}
     ready.steps = _DRAWN_STEPS
-    ends = []
-    for axes, changes, label in (
-        (plots[0], without, "without prefetching"),
-        (plots[1], {}, f"CUDAPrefetcher, prefetch_batches={args.prefetch_batches}"),
+    without = {"prefetch_batches": 0, "background": False, "memory": "consumer"}
+    timelines = {}
+    for label, changes in (
+        ("without prefetching", without),
+        (f"CUDAPrefetcher, prefetch_batches={args.prefetch_batches}", {}),
     ):
         with _prefetcher(args, ready, profile=True, **changes) as batches:
             for _ in batches:
                 compute.run()
-            synchronize(args.device)
-            batches.timeline.draw(axes, batches=_DRAWN_BATCHES)
-        axes.set_title(label, fontsize="medium", loc="left")
-        axes.label_outer()
-        ends.append(axes.get_xlim()[1])
-    plots[0].set_xlim(0, max(ends))  # they share it
-    plots[0].set_title(title, fontsize="medium", loc="right")
-    add_legend(figure)
-    figure.savefig(args.png, format="png", dpi=150)
+            timelines[label] = batches.timeline  # which waits until the device is done
+    plot_together(timelines, args.png, title=title, batches=_DRAWN_BATCHES)
