@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from prefetch._device import is_capturing, on_stream
+from prefetch._device import current_stream, is_capturing, on_stream
 from prefetch._memory import Destination, Layout, Memory, PassMemory, is_gone
 
 # How long a batch that is ready is held back at most until a thread has allocated another. That takes microseconds,
@@ -58,10 +58,10 @@ class _ConsumerPass(PassMemory):
         self._is_allocated.set()
         self._lock = threading.RLock()
 
-    def asked(self, consumer: torch.Stream) -> None:
+    def asked(self, device: torch.device) -> None:
         """See :meth:`PassMemory.asked`."""
         with self._lock:
-            self._consumer = consumer
+            self._consumer = current_stream(device)
             self._allowed = self._delivered + 1 + self._policy.prefetch_batches
         self._reserve()
 

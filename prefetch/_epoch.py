@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from abc import abstractmethod
 from collections.abc import Iterator
@@ -55,14 +56,12 @@ class AheadEpoch(Epoch[Any]):
         """The next batch, ready for the stream that is current in the calling thread."""
         lane, feeder = self._lane, self._feeder
         del self  # see InlineFeeder: an error that waits for its turn refers to this frame
-        if (warning := lane.take_warning()) is not None:  # before a batch is taken: a warning may be made an error
-            warnings.warn(warning, PrefetchWarning, stacklevel=2)
-        meter = lane.meter
-        # A variable of torch's, since entering a range that nobody sees takes longer than all else that is measured.
-        meter.has_ranges = meter.has_nvtx or profiler._is_profiler_enabled
-        return (
-            meter.within("prefetch.next", _next_ahead, lane, feeder) if meter.has_ranges else _next_ahead(lane, feeder)
-        )
+        if lane.warnings:  # before a batch is taken: a warning may be made an error
+            with contextlib.suppress(IndexError):  # another pass, in another thread, was quicker
+                warnings.warn(lane.warnings.popleft(), PrefetchWarning, stacklevel=2)
+        if torch.compiler.is_compiling():
+            return _opaque_next(lane, feeder)
+        return _next(lane, feeder)
 
     def close(self) -> None:
         """See :meth:`Epoch.close`; copies under way go on, and keep their host batches."""
@@ -82,8 +81,17 @@ class AheadEpoch(Epoch[Any]):
             self._lane.end()
 
 
-@opaque
-def _next_ahead(lane: Lane, feeder: Feeder[Any]) -> Any:
+def _next(lane: Lane, feeder: Feeder[Any]) -> Any:
+    meter = lane.meter
+    # A variable of torch's, since entering a range that nobody sees takes longer than all else that is measured.
+    meter.has_ranges = meter.has_nvtx or profiler._is_profiler_enabled
+    return meter.within("prefetch.next", _take, lane, feeder) if meter.has_ranges else _take(lane, feeder)
+
+
+_opaque_next = opaque(_next)
+
+
+def _take(lane: Lane, feeder: Feeder[Any]) -> Any:
     lane.ask()
     try:
         return lane.deliver(feeder.take())

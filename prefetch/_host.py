@@ -98,14 +98,12 @@ class HostCopier:
         max_pending: How many submissions may be under way. Each takes as many bytes as its tensors have, once on the
             device and once in pinned memory; :meth:`submit` waits for the oldest when there are so many. As many pinned
             buffers again may wait in torch's allocator, which gives one out again when all copies are done that were
-            queued before it came back. [1]_
+            queued before it came back (PyTorch, ``aten/src/ATen/core/CachingHostAllocator.h``).
 
     Raises:
         TypeError: An argument is of the wrong type.
         ValueError: ``max_pending`` is less than 1, or ``device`` is no device name.
         RuntimeError: ``device`` is an accelerator that is not there.
-
-    .. [1] PyTorch, ``aten/src/ATen/core/CachingHostAllocator.h``.
     """
 
     __module__ = "prefetch"

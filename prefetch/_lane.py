@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from abc import ABC, abstractmethod
+from collections import deque
 from typing import Any, NamedTuple
 
 import torch
@@ -41,14 +42,12 @@ class Lane(ABC):
 
     Args:
         meter: Told about each batch.
+        warnings: What comes up that the caller should be told.
     """
 
-    def __init__(self, meter: PassMeter) -> None:
+    def __init__(self, meter: PassMeter, warnings: deque[str]) -> None:
         self.meter = meter
-
-    @abstractmethod
-    def take_warning(self) -> str | None:
-        """What has come up since the last call that the caller should be told."""
+        self.warnings = warnings
 
     @abstractmethod
     def caller_state(self) -> CallerState:
@@ -90,12 +89,8 @@ class PlainLane(Lane):
     """Without streams: a batch that is issued is there."""
 
     def __init__(self, transfer: Transfer, meter: PassMeter) -> None:
-        super().__init__(meter)
+        super().__init__(meter, transfer.warnings)
         self._transfer = transfer
-
-    def take_warning(self) -> str | None:
-        """See :meth:`Lane.take_warning`."""
-        return self._transfer.take_warning()
 
     def caller_state(self) -> CallerState:
         """See :meth:`Lane.caller_state`."""
@@ -141,11 +136,11 @@ def moved_on_host(transfer: Transfer, batch: Any, meter: PassMeter) -> tuple[Any
     return moved, mark
 
 
-def _policy(name: MemoryName, prefetch_batches: int, device: torch.device) -> Memory:
+def _policy(name: MemoryName, prefetch_batches: int, transfer: Transfer) -> Memory:
     if name == "consumer":
         return Consumer(prefetch_batches)
     if name == "static":
-        return Static(prefetch_batches, device)
+        return Static(prefetch_batches, transfer.device, transfer.warnings)
     return RecordStream()
 
 
@@ -155,7 +150,7 @@ class Side:
     def __init__(self, transfer: Transfer, memory: MemoryName, prefetch_batches: int) -> None:
         self.stream = torch.Stream(transfer.device)
         self.transfer = transfer
-        self.memory = _policy(memory, prefetch_batches, transfer.device)
+        self.memory = _policy(memory, prefetch_batches, transfer)
         self.lent = Lent()
         self.sources = Sources(limit=prefetch_batches + 3)
         self.process = os.getpid()
@@ -169,17 +164,13 @@ class SideStreamLane(Lane):
     """Over a side stream. Starts after what the caller has queued so far, if a transform may read tensors of theirs."""
 
     def __init__(self, side: Side, meter: PassMeter) -> None:
-        super().__init__(meter)
+        super().__init__(meter, side.transfer.warnings)
         self._side = side
         self._device = side.transfer.device
         self._memory = side.memory.new_pass()
         self._last_copied: torch.Event | None = None
         if side.transfer.has_transform:
             side.stream.wait_stream(current_stream(self._device))
-
-    def take_warning(self) -> str | None:
-        """See :meth:`Lane.take_warning`."""
-        return self._side.transfer.take_warning() or self._side.memory.take_warning()
 
     def caller_state(self) -> CallerState:
         """See :meth:`Lane.caller_state`.
@@ -200,11 +191,10 @@ class SideStreamLane(Lane):
             raise PrefetchError(
                 "a batch is asked for while a graph is captured, which would record the copies: ask before the capture"
             )
-        consumer = current_stream(self._device)
         if self.meter.in_use is not None:
-            self.meter.end_marked_step(None, consumer)
+            self.meter.end_marked_step(None, current_stream(self._device))
         self._side.lent.moved_on()
-        self._memory.asked(consumer)
+        self._memory.asked(self._device)
         self._side.sources.release()
 
     def issue(self, batch: Any, position: int) -> Arrival:

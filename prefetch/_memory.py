@@ -62,8 +62,8 @@ class Destination(ABC):
 class PassMemory(ABC):
     """A policy for one pass. :meth:`destination` is called by who issues batches, the rest by who asks for them."""
 
-    def asked(self, consumer: torch.Stream) -> None:  # noqa: B027 - not every policy needs it
-        """The next batch is asked for on ``consumer``, where all work on earlier ones is queued."""
+    def asked(self, device: torch.device) -> None:  # noqa: B027 - not every policy needs it
+        """The next batch is asked for: all work on earlier ones is queued on this thread's current stream."""
 
     @abstractmethod
     def destination(self, position: int) -> Destination | None:
@@ -82,10 +82,6 @@ class Memory(ABC):
     @abstractmethod
     def new_pass(self) -> PassMemory:
         """For a pass that starts."""
-
-    def take_warning(self) -> str | None:
-        """What has come up since the last call that the caller should be told."""
-        return None
 
 
 def is_gone(process: int) -> bool:

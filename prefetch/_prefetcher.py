@@ -79,7 +79,7 @@ class CUDAPrefetcher(Generic[T]):
 
     Args:
         loader: Anything that can be iterated over, best a ``DataLoader`` with ``pin_memory=True``: only pinned memory
-            is copied while the host goes on. [1]_
+            is copied while the host goes on (PyTorch, "A guide on good usage of non_blocking and pin_memory()").
         device: Where batches go. ``None``: the current accelerator, or the CPU where there is none. A name without an
             index ("cuda") means the device that is current now. An index means that accelerator.
         prefetch_batches: How many batches may be on the device, or on their way, beyond the one in use. With 0 there
@@ -90,7 +90,7 @@ class CUDAPrefetcher(Generic[T]):
             those of the first ``next()``. ``None``: exactly where a thread cannot change results, which is for a
             ``DataLoader`` with worker processes and torch's own samplers, without a ``transform``, on an accelerator.
         memory: Who owns the device memory. ``"record_stream"``: it is allocated on the side stream, and
-            ``Tensor.record_stream`` keeps it from being reused before the consumer's kernels are done [2]_; before it
+            ``Tensor.record_stream`` keeps it from being reused before the consumer's kernels are done; before it
             allocates a batch, the host waits for the last step but one. ``"consumer"``: it is allocated on the
             consumer's stream. ``"static"``: it is allocated once, in ``prefetch_batches + 2`` slots whose addresses
             stay. A batch that is still held when its slot comes round keeps its memory, and the slot gets other memory;
@@ -118,9 +118,6 @@ class CUDAPrefetcher(Generic[T]):
         TypeError: An argument is of the wrong type; ``loader`` cannot be iterated over.
         ValueError: An argument has a value that is not allowed.
         RuntimeError: ``device`` is an accelerator that is not there.
-
-    .. [1] PyTorch, "A guide on good usage of non_blocking and pin_memory()".
-    .. [2] PyTorch, documentation of ``torch.Tensor.record_stream``.
     """
 
     __module__ = "prefetch"

@@ -42,12 +42,15 @@ def tensors_in(node: Any) -> Iterator[torch.Tensor]:
     open_nodes = [node]
     while open_nodes:
         node = open_nodes.pop()
+        kind = type(node)
+        if kind is torch.Tensor and not node.__dict__:  # of nearly all of them
+            yield node
+            continue
         if isinstance(node, torch.Tensor):
             yield node
-            if type(node) is not torch.Tensor or node.__dict__:
-                open_nodes += stored_attributes(node).values()
+            open_nodes += stored_attributes(node).values()
             continue
-        contents_of = _contents(type(node))
+        contents_of = _contents(kind)
         if contents_of is not None and id(node) not in seen:
             seen[id(node)] = node
             open_nodes += contents_of(node)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import torch
@@ -34,7 +35,8 @@ class Staging:
         self._looks_for_pageable = True
         self._looks_into_objects = True
         self._pageable: torch.Tensor | None = None
-        self._warning: str | None = None
+        self.warnings: deque[str] = deque()
+        """What the caller should be told."""
 
     def prepare(self, source: torch.Tensor) -> torch.Tensor:
         """The tensor to copy in the place of ``source``: itself, or a staged one of the same size, strides and type."""
@@ -49,12 +51,18 @@ class Staging:
                 self._note(source)
         return _staged(source) if self._pins and is_ordinary(source) else source
 
-    def look_into(self, obj: Any) -> None:
-        """Note pageable memory in the first object that copies itself, and leave it as it is."""
+    def look_into(self, obj: Any, moved: Any) -> None:
+        """Note pageable memory in the first object that has copied itself, and leave it as it is.
+
+        Args:
+            obj: The object.
+            moved: Its copy. What this has on the host too was not moved.
+        """
         if self._looks_for_pageable and self._looks_into_objects:
             self._looks_into_objects = False
+            stayed = {id(tensor) for tensor in tensors_on(moved, HOST)}
             for tensor in tensors_on(obj, HOST):
-                if not tensor.is_pinned() and _is_in_pageable_memory(tensor):
+                if id(tensor) not in stayed and not tensor.is_pinned() and _is_in_pageable_memory(tensor):
                     self._note(tensor)
                     return
 
@@ -62,16 +70,11 @@ class Staging:
         """Make the warning for what was noted in this batch."""
         noted, self._pageable = self._pageable, None
         if noted is not None:
-            self._warning = (
+            self.warnings.append(
                 f"{path_of(batch, noted)} (shape {tuple(noted.shape)}, {noted.dtype}) is in pageable memory: it is "
                 "copied more slowly, on the host's time; build the loader with DataLoader(pin_memory=True), which also "
                 "calls the method pin_memory() of classes that it does not know"
             )
-
-    def take_warning(self) -> str | None:
-        """What to tell the caller once."""
-        warning, self._warning = self._warning, None
-        return warning
 
     def _note(self, tensor: torch.Tensor) -> None:
         self._looks_for_pageable = False

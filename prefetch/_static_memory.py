@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
+from prefetch._device import current_stream
 from prefetch._memory import Destination, Layout, Memory, PassMemory
 
 
@@ -23,12 +24,12 @@ class Static(Memory):
     An open pass has slots of its own. When it ends they serve the next pass.
     """
 
-    def __init__(self, prefetch_batches: int, device: torch.device) -> None:
+    def __init__(self, prefetch_batches: int, device: torch.device, warnings: deque[str]) -> None:
         self.device = device
         self._prefetch_batches = prefetch_batches
         self._rings: list[_Ring] = []  # those that no pass is using
         self._is_told = False
-        self._warning: str | None = None
+        self._warnings = warnings
 
     def new_pass(self) -> PassMemory:
         """See :meth:`Memory.new_pass`."""
@@ -46,17 +47,12 @@ class Static(Memory):
         """A batch was still held when its slot was needed."""
         if not self._is_told:
             self._is_told = True
-            self._warning = (
+            self._warnings.append(
                 f"a batch is still held while {self._prefetch_batches + 1} later ones are on their way: with "
                 f"memory='static' there are prefetch_batches + 2 = {self._prefetch_batches + 2} slots, so it keeps its "
                 "memory and the slot gets new memory, at another address. Let go of batches in time, views of them "
                 "and graphs of autograd included; keep clones, or use another memory= policy"
             )
-
-    def take_warning(self) -> str | None:
-        """See :meth:`Memory.take_warning`."""
-        warning, self._warning = self._warning, None
-        return warning
 
 
 class _StaticPass(PassMemory):
@@ -64,10 +60,10 @@ class _StaticPass(PassMemory):
         self._policy = policy
         self._ring: _Ring | None = ring
 
-    def asked(self, consumer: torch.Stream) -> None:
+    def asked(self, device: torch.device) -> None:
         """See :meth:`PassMemory.asked`."""
         if self._ring is not None:
-            self._ring.look_for_free_slots(consumer)
+            self._ring.look_for_free_slots(current_stream(device))
 
     def destination(self, position: int) -> Destination:  # noqa: ARG002 - as in PassMemory
         """See :meth:`PassMemory.destination`."""

@@ -64,6 +64,8 @@ class Transfer:
         self._memory_format = memory_format
         self._transform = transform
         self._staging = Staging(pin_memory=pin_memory)
+        self.warnings = self._staging.warnings
+        """What has come up that the caller should be told."""
 
     @property
     def is_identity(self) -> bool:
@@ -179,14 +181,10 @@ class Transfer:
         if source.requires_grad:
             place.requires_grad_()
 
-    def look_into(self, obj: Any) -> None:
-        """Note pageable memory in an object that copies itself."""
+    def look_into(self, obj: Any, moved: Any) -> None:
+        """Note pageable memory in an object that has copied itself."""
         if self.non_blocking:
-            self._staging.look_into(obj)
-
-    def take_warning(self) -> str | None:
-        """What has come up since the last call that the caller should be told."""
-        return self._staging.take_warning()
+            self._staging.look_into(obj, moved)
 
 
 def _walked(batch: Any, visitor: Visitor) -> Any:
@@ -209,7 +207,7 @@ class _Move(Visitor):
         self.tensors: list[torch.Tensor] = []
         self.bytes = 0
         self._transfer = transfer
-        self._places = {id(place) for _, place in placed.values()}
+        self._places = {id(place) for _, place in placed.values()} if placed else frozenset()
         self._done: dict[int, tuple[Any, Any]] = dict(placed)  # by id, as in Placed
 
     def leaf(self, source: torch.Tensor) -> Any:
@@ -251,11 +249,11 @@ class _Move(Visitor):
         known = self._done.get(id(source))
         if known is not None:
             return known[1]
-        transfer.look_into(source)
         clone = own_copy(source)  # the .to of some classes works in place
         result = clone.to(transfer.device, **(asynchronous(type(source)) if transfer.non_blocking else {}))
         if result is None:
             result = clone
+        transfer.look_into(source, result)
         resident = {id(tensor) for tensor in tensors_on(source, transfer.device)}
         found = tensors_on(result, transfer.device)
         self.tensors += found

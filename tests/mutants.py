@@ -327,8 +327,8 @@ MUTANTS = [
     Mutant(
         "attributes of tensors not searched",
         "_search",
-        "if type(node) is not torch.Tensor or node.__dict__:",
-        "if False:",
+        "if kind is torch.Tensor and not node.__dict__:",
+        "if kind is torch.Tensor:",
         "tests/test_memory.py",
     ),
     Mutant(
@@ -1262,8 +1262,8 @@ MUTANTS = [
     Mutant(
         "ranges lost",
         "_epoch",
-        "meter.has_ranges = meter.has_nvtx or profiler._is_profiler_enabled\n        return",
-        "meter.has_ranges = meter.has_nvtx\n        return",
+        "meter.has_ranges = meter.has_nvtx or profiler._is_profiler_enabled\n    return",
+        "meter.has_ranges = meter.has_nvtx\n    return",
         "tests/test_stats.py",
     ),
     Mutant(
