@@ -23,10 +23,13 @@ def load_simulator(*, virtual: bool) -> None:
     simulator.configure(virtual=int(virtual), race=0, poison=0, trace=0)
 
 
-def machine() -> dict[str, Any]:
+SIMULATED = "simulated accelerator (tests/simulator), no GPU"
+
+
+def machine(device: str = SIMULATED) -> dict[str, Any]:
     """What a figure depends on."""
     return {
-        "device": "simulated accelerator (tests/simulator), no GPU",
+        "device": device,
         "processor": processor(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
@@ -34,11 +37,11 @@ def machine() -> dict[str, Any]:
     }
 
 
-def save(name: str, rows: list[dict[str, Any]]) -> Path:
-    """Write rows with the machine's record to ``results/<name>.json``."""
+def save(name: str, rows: list[dict[str, Any]], device: str = SIMULATED, **more: Any) -> Path:
+    """Write rows with the machine's record, and what more there is to know, to ``results/<name>.json``."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
-    path.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
+    path.write_text(json.dumps({"machine": machine(device), **more, "rows": rows}, indent=1, ensure_ascii=False) + "\n")
     return path
 
 
@@ -48,8 +51,10 @@ def show(rows: list[dict[str, Any]]) -> None:
     print("| " + " | ".join(heads) + " |")
     print("|" + "---|" * len(heads))
     for row in rows:
-        print(
-            "| "
-            + " | ".join(f"{value:.3g}" if isinstance(value, float) else str(value) for value in row.values())
-            + " |"
-        )
+        print("| " + " | ".join(_cell(value) for value in row.values()) + " |")
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -4,6 +4,7 @@
     python examples/cifar10.py --data data          # CIFAR-10, downloaded when it is not there
     python examples/cifar10.py --data my-pictures   # train/<class>/*, test/<class>/*
     python examples/cifar10.py                      # generated pictures: nothing to download
+    torchrun --nproc-per-node 2 examples/cifar10.py # two GPUs; without a GPU, two processes on the CPU
 
 With ``--no-prefetch`` the same training runs in the plain loop, with the same losses: compare the images/s. (Bit for
 bit so on the CPU. Some kernels of a GPU add in another order every time they run.)
@@ -19,161 +20,105 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Sequence
 
 import torch
+from cifar10_batches import Batch, PlainLoop, Prepare, evaluation_batches, training_batches
+from cifar10_checkpoint import CheckpointError, Checkpoints, Stateful, description
 from cifar10_data import DataError, Pictures, generate, load
+from cifar10_distributed import Group, own_device, process_group, world_size
 from cifar10_model import small_resnet
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from cifar10_options import check, parser
+from cifar10_result import Recorder, Result, plot
 from torch import nn
+from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, Dataset, RandomSampler
-from torchvision.transforms.v2 import functional as F  # noqa: N812 - its usual name
 from tqdm import tqdm
 
 from prefetch import CUDAPrefetcher
 
-MEAN = (0.4914, 0.4822, 0.4465)  # of CIFAR-10's training pictures, channel by channel
-STD = (0.2470, 0.2435, 0.2616)
 LEARNING_RATE = 0.1  # at its peak
 SECONDS_BETWEEN_LOSSES = 1.0  # in the progress bar
 
-Batch: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 
-
-@dataclass
-class Result:
-    """What a run measured; accuracies are fractions."""
-
-    losses: list[float] = field(default_factory=list)  # one a step
-    accuracies: list[float] = field(default_factory=list)  # one an epoch, on the test set
-    images_per_s: list[float] = field(default_factory=list)  # one an epoch, while training
-
-
-class Prepare:
-    """What is done to each batch on the device, where it takes next to no time: flip, scale, normalise.
-
-    On an accelerator the prefetcher calls this a few batches earlier than the plain loop does: between other draws from
-    the global generator, if it drew from that one. So the flips are drawn before the first batch, into a table. The
-    table is on the device: no batch has to wait for a copy of its part.
+def train(
+    pictures: Pictures, device: torch.device, group: Group, args: argparse.Namespace, checkpoints: Checkpoints | None
+) -> Result:
+    """Train and test as the options say, and report on the standard output after each epoch.
 
     Args:
-        device: Where the batches are.
-        flips: True where a picture is to be mirrored, of shape (epochs, pictures); ``None`` for no flips.
+        pictures: What to train and test with, the same in each process.
+        device: Where this process computes.
+        group: The processes that train together.
+        args: The options.
+        checkpoints: Where to save, and what to go on from.
     """
-
-    def __init__(self, device: torch.device, flips: torch.Tensor | None = None) -> None:
-        # As tensors on the device: from tuples, normalise() would copy both for every batch, and wait for the copy.
-        self._mean = torch.tensor(MEAN, device=device)
-        self._std = torch.tensor(STD, device=device)
-        self._flips = None if flips is None else flips.to(device)
-        self.start(0)
-
-    def start(self, epoch: int) -> None:
-        """To be called before each epoch: an epoch broken off may have prepared batches that nobody saw."""
-        self._epoch = epoch
-        self._position = 0
-
-    def __call__(self, batch: Batch) -> Batch:
-        """From uint8 to what the network takes."""
-        images, labels = batch
-        if self._flips is not None:
-            end = self._position + len(images)
-            flip = self._flips[self._epoch, self._position : end, None, None, None]
-            self._position = end
-            images = torch.where(flip, F.horizontal_flip(images), images)
-        images = F.normalize(F.to_dtype(images, torch.float32, scale=True), self._mean, self._std)
-        return images.contiguous(memory_format=torch.channels_last), labels
-
-
-class PlainLoop:
-    """What ``--no-prefetch`` runs: a batch is copied when it is asked for, and the step waits for it."""
-
-    def __init__(self, loader: Iterable[Batch], device: torch.device, *, transform: Callable[[Batch], Batch]) -> None:
-        self._loader, self._device, self._transform = loader, device, transform
-
-    def __iter__(self) -> Iterator[Batch]:
-        for images, labels in self._loader:
-            yield self._transform((images.to(self._device), labels.to(self._device)))
-
-
-def train(pictures: Pictures, device: torch.device, args: argparse.Namespace) -> Result:
-    """Train and test as the options say, and report on the standard output after each epoch."""
-    torch.manual_seed(args.seed)
-    model = small_resnet(len(pictures.classes)).to(memory_format=torch.channels_last).to(device)
+    torch.manual_seed(args.seed)  # the same weights and flips in each process
+    model = small_resnet(len(pictures.classes), batch_norm=group.batch_norm(device))
+    model = model.to(memory_format=torch.channels_last).to(device)
     autocast = torch.autocast(device.type, torch.bfloat16) if args.amp else contextlib.nullcontext()
 
-    # With a generator of its own the order depends on the seed alone: not on the workers, and not on look-ahead.
-    generator = torch.Generator().manual_seed(args.seed)
-    order = RandomSampler(pictures.train, generator=generator)
-    loader = load_batches(pictures.train, device, args, order)
+    loader = training_batches(pictures.train, device, args, group.rank, group.size)
     steps = min(args.epochs * len(loader), args.steps or sys.maxsize)
     epochs = math.ceil(steps / len(loader))
-    prepare = Prepare(device, flips=torch.rand(epochs, len(order), generator=generator) < 0.5)
+    flips = torch.rand(epochs, len(pictures.train)) < 0.5
+    prepare = Prepare(device, flips[:, group.rank :: group.size])  # pictures are dealt out to the processes in this way
 
     # The line that this example is about.
     loop = CUDAPrefetcher if args.prefetch else PlainLoop
     batches = loop(loader, device, transform=prepare)
-    test_batches = loop(load_batches(pictures.test, device, args), device, transform=Prepare(device))
+    test_loader = evaluation_batches(pictures.test, device, args, group.rank, group.size)
+    test_batches = loop(test_loader, device, transform=Prepare(device))
 
+    parallel = group.parallel(model)
     optimizer = torch.optim.SGD(model.parameters(), LEARNING_RATE, momentum=0.9, nesterov=True, weight_decay=5e-4)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, functools.partial(warm_up_and_cosine, steps=steps))
     result = Result()
-    for epoch in range(epochs):
-        prepare.start(epoch)
+    parts: dict[str, Stateful] = {"model": model, "optimizer": optimizer, "schedule": schedule, "result": result}
+    if checkpoints is not None:
+        checkpoints.restore(parts, batches)
+    recorder = Recorder(result, device, group)
+    for epoch in range(len(result.accuracies), epochs):
+        done = (recorder.steps - epoch * len(loader)) * args.batch_size  # images; none, but after a resumption
+        batches.set_epoch(epoch)  # another order in each epoch
+        prepare.start(epoch, done // group.size)
         model.train()
-        losses: list[torch.Tensor] = []
-        images_seen = 0
-        begin = shown = time.perf_counter()
+        recorder.start()
+        shown = time.perf_counter()
         # disable=None: no bar where the standard error is not a terminal.
         with tqdm(
-            total=len(order), desc=f"epoch {epoch + 1}/{epochs}", unit=" images", leave=False, disable=None
+            total=len(loader) * args.batch_size,
+            initial=done,
+            desc=f"epoch {epoch + 1}/{epochs}",
+            unit=" images",
+            leave=False,
+            disable=None if group.rank == 0 else True,
         ) as bar:
-            for images, labels in itertools.islice(batches, steps - len(result.losses)):
+            for images, labels in itertools.islice(batches, steps - recorder.steps):
                 with autocast:
-                    loss = cross_entropy(model(images), labels)
+                    loss = cross_entropy(parallel(images), labels)
                 optimizer.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
                 schedule.step()
-                # Losses stay on the device until the end of the epoch. To read one is to wait until the device has done
-                # all that was asked of it; in every step, that would leave it idle while the host asks for the next.
-                losses.append(loss.detach())
-                images_seen += len(images)
-                bar.update(len(images))
+                recorder.add(loss.detach())
+                bar.update(args.batch_size)
                 if not bar.disable and time.perf_counter() - shown > SECONDS_BETWEEN_LOSSES:
-                    bar.set_postfix_str(f"loss {float(losses[-1]):.3f}")
+                    bar.set_postfix_str(f"loss {float(loss):.3f}")
                     shown = time.perf_counter()
-        if device.type != "cpu":
-            torch.accelerator.synchronize(device)  # the host is ahead: the epoch ends when the device has ended it
-        result.images_per_s.append(images_seen / (time.perf_counter() - begin))
-        result.losses += torch.stack(losses).tolist()
-        result.accuracies.append(evaluate(model, test_batches, autocast))
-        print(
-            f"epoch {epoch + 1}/{epochs}: loss {torch.stack(losses).mean():.3f}, "
-            f"accuracy {100 * result.accuracies[-1]:.2f} %, {result.images_per_s[-1]:,.0f} images/s",
-            flush=True,
+                if checkpoints is not None and recorder.steps % args.checkpoint_every == 0:
+                    recorder.settle()
+                    checkpoints.save(parts, batches)
+        recorder.end_epoch((recorder.steps - epoch * len(loader)) * args.batch_size)
+        result.accuracies.append(evaluate(model, test_batches, autocast, group))
+        losses = result.losses[epoch * len(loader) :]
+        group.say(
+            f"epoch {epoch + 1}/{epochs}: loss {sum(losses) / len(losses):.3f}, "
+            f"accuracy {100 * result.accuracies[-1]:.2f} %, {result.images_per_s[-1]:,.0f} images/s"
         )
+    if checkpoints is not None:
+        checkpoints.save(parts, batches)
     return result
-
-
-def load_batches(
-    dataset: Dataset[Any], device: torch.device, args: argparse.Namespace, order: RandomSampler | None = None
-) -> DataLoader[Batch]:
-    """The loader of one set."""
-    return DataLoader(
-        dataset,
-        args.batch_size,
-        sampler=order,
-        num_workers=args.workers,
-        persistent_workers=args.workers > 0,
-        # Only from pinned memory can an accelerator copy while all else goes on. The CPU has no use for it.
-        pin_memory=device.type != "cpu",
-    )
 
 
 def warm_up_and_cosine(step: int, *, steps: int) -> float:
@@ -182,81 +127,20 @@ def warm_up_and_cosine(step: int, *, steps: int) -> float:
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, batches: Iterable[Batch], autocast: contextlib.AbstractContextManager[object]) -> float:
-    """The fraction of the test set that the model gets right."""
+def evaluate(
+    model: nn.Module, batches: Iterable[Batch], autocast: contextlib.AbstractContextManager[object], group: Group
+) -> float:
+    """The fraction of the test set that the model gets right; each process looks at its share of the pictures."""
     model.eval()
-    right, seen = [], 0
+    device = next(model.parameters()).device
+    right_and_seen = torch.zeros(2, dtype=torch.int64, device=device)
     for images, labels in batches:
         with autocast:
             scores = model(images)
-        right.append((scores.argmax(dim=1) == labels).sum())
-        seen += len(labels)
-    return int(torch.stack(right).sum()) / seen
-
-
-def plot(result: Result, title: str, chance: float, path: Path) -> None:
-    """Draw loss, accuracy and throughput."""
-    figure = Figure(figsize=(11, 3.6), layout="constrained")
-    figure.suptitle(title, fontsize="medium", wrap=True)
-    loss, accuracy, throughput = figure.subplots(1, 3)
-
-    loss.plot(range(1, len(result.losses) + 1), result.losses, linewidth=1)
-    loss.set(title="Training loss", xlabel="step", ylabel="cross-entropy (nats)", ylim=(0, None))
-
-    epochs = range(1, len(result.accuracies) + 1)
-    accuracy.plot(epochs, [100 * value for value in result.accuracies], marker="o", clip_on=False)
-    accuracy.axhline(100 * chance, color="gray", linestyle="--")
-    beside_the_axis = accuracy.get_yaxis_transform()  # x from 0 to 1, y in %
-    accuracy.text(0.98, 100 * chance + 1, "guessing", ha="right", va="bottom", color="gray", transform=beside_the_axis)
-    accuracy.set(title="Test accuracy", xlabel="epoch", ylabel="right answers (%)", ylim=(0, 100))
-
-    top = 1.1 * max(result.images_per_s)
-    throughput.plot(epochs, result.images_per_s, marker="o")
-    throughput.set(title="Training throughput", xlabel="epoch", ylabel="images/s", ylim=(0, top))
-
-    for axes in (loss, accuracy, throughput):
-        axes.grid(alpha=0.3)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
-    figure.savefig(path, format="png", dpi=150)
-
-
-def integer(low: int, high: int | None = None) -> Callable[[str], int]:
-    """What argparse makes an option's value with: an integer within bounds."""
-    rule = f"must be an integer from {low} upwards" if high is None else f"must be an integer from {low} to {high}"
-
-    def convert(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{rule}, got {text!r}") from None
-        if value < low or (high is not None and value > high):
-            raise argparse.ArgumentTypeError(f"{rule}, got {text!r}")
-        return value
-
-    return convert
-
-
-def parser() -> argparse.ArgumentParser:
-    """The options."""
-    options = argparse.ArgumentParser(description="Train a small ResNet on pictures that a CUDAPrefetcher brings in.")
-    add = options.add_argument
-    add(
-        "--data",
-        type=Path,
-        metavar="DIR",
-        help="root of torchvision.datasets.CIFAR10 (downloaded into it when it is not there), or a folder of pictures "
-        "as train/<class>/* and test/<class>/*; without it pictures are generated",
-    )
-    add("--device", help="default: the current accelerator, or the CPU where there is none")
-    add("--epochs", type=integer(1), default=5, metavar="N", help="default: %(default)s")
-    add("--steps", type=integer(1), metavar="N", help="end after so many steps, if the epochs have more")
-    add("--batch-size", type=integer(1), default=64, metavar="N", help="default: %(default)s")
-    add("--workers", type=integer(0), metavar="N", help="processes that load; default: 2, on the CPU 0")
-    add("--no-prefetch", dest="prefetch", action="store_false", help="the plain loop, for comparison: same results")
-    add("--amp", action="store_true", help="compute in bfloat16 where autocast does so")
-    add("--seed", type=integer(0, 2**63 - 1), default=0, metavar="N", help="default: %(default)s")
-    add("--plot", type=Path, default=Path("cifar10.png"), metavar="PATH", help="the PNG; default: %(default)s")
-    return options
+        right_and_seen[0] += (scores.argmax(dim=1) == labels).sum()
+        right_and_seen[1] += len(labels)
+    right, seen = group.total(right_and_seen).tolist()
+    return float(right / seen)
 
 
 def main(argv: Sequence[str] | None = None) -> Result:
@@ -274,38 +158,50 @@ def main(argv: Sequence[str] | None = None) -> Result:
     options = parser()
     args = options.parse_args(argv)
     try:
-        device = CUDAPrefetcher((), args.device).device
+        device = own_device(args.device)
     except (ValueError, RuntimeError) as error:
         options.error(f"argument --device: {error}")
-    if args.amp and not torch.amp.is_autocast_available(device.type):
-        options.error(f"argument --amp: must be left out where there is no autocast, got device {str(device)!r}")
-    if args.workers is None:
-        args.workers = 0 if device.type == "cpu" else 2
-    if args.plot.is_dir() or not args.plot.parent.is_dir():
-        options.error(f"argument --plot: must be a file in a folder that exists, got {str(args.plot)!r}")
-    try:
-        pictures = generate(args.seed) if args.data is None else load(args.data)
-    except DataError as error:
-        options.error(f"argument --data: {error}")
+    check(options, args, device, world_size())
+    with process_group(device) as group:
+        try:
+            pictures = group.in_turns(lambda: generate(args.seed) if args.data is None else load(args.data))
+        except DataError as error:
+            options.error(f"argument --data: {error}")
+        if args.batch_size > len(pictures.train):
+            options.error(
+                f"argument --batch-size: must be at most {len(pictures.train)}, the number of pictures to learn from, "
+                f"got {args.batch_size}"
+            )
+        checkpoints = None
+        if args.checkpoint is not None:
+            run = description(args, len(pictures.train), len(pictures.classes))
+            checkpoints = Checkpoints(args.checkpoint, run, group)
+        try:
+            if checkpoints is not None and args.resume is not None:
+                checkpoints.read(args.resume)
+        except CheckpointError as error:
+            options.error(f"argument --resume: {error}")
 
-    if device.type == "cpu":
-        # One core is left to whatever else runs. With a thread on each, every operation waits for the core with the
-        # busy neighbour: one other process made this training ten times slower.
-        torch.set_num_threads(min(torch.get_num_threads(), max(1, (os.cpu_count() or 1) - 1)))
+        if device.type == "cpu":
+            # One core is left to whatever else runs. With a thread on each, every operation waits for the core with the
+            # busy neighbour: one other process made this training ten times slower. (torchrun asks for one thread.)
+            torch.set_num_threads(min(torch.get_num_threads(), max(1, (os.cpu_count() or 1) - 1)))
 
-    how = "with CUDAPrefetcher" if args.prefetch else "in the plain loop"
-    print(f"data: {pictures.description}{', since no --data was given' if args.data is None else ''}")
-    print(f"device: {device}, {how}", flush=True)
-    result = train(pictures, device, args)
-    plot(result, f"{pictures.description}, on {device}, {how}", 1 / len(pictures.classes), args.plot)
-    print(f"curves: {args.plot}")
-    print(f"test accuracy {100 * result.accuracies[-1]:05.2f} %")
+        how = "with CUDAPrefetcher" if args.prefetch else "in the plain loop"
+        where = str(device) if group.size == 1 else f"{group.size} of type {device.type}"
+        group.say(f"data: {pictures.description}{', since no --data was given' if args.data is None else ''}")
+        group.say(f"device: {where}, {how}")
+        result = train(pictures, device, group, args, checkpoints)
+        if group.rank == 0:
+            plot(result, f"{pictures.description}, on {where}, {how}", 1 / len(pictures.classes), args.plot)
+        group.say(f"curves: {args.plot}")
+        group.say(f"test accuracy {100 * result.accuracies[-1]:05.2f} %")
     return result
 
 
 if __name__ == "__main__":
     try:
-        main()
+        record(main)()  # so that torchrun's report of an error has its traceback
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)  # as a shell reports Ctrl-C

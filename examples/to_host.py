@@ -22,9 +22,9 @@ from typing import TypeAlias
 
 import numpy as np
 import torch
-from cifar10 import integer
 from cifar10_data import DataError, generate, load
 from cifar10_model import small_resnet
+from cifar10_options import integer
 from matplotlib.figure import Figure
 from torch import nn
 from torch.nn.functional import cross_entropy

@@ -1,6 +1,8 @@
 import contextlib
 import hashlib
 import importlib
+import importlib.util
+import itertools
 import os
 import pickle
 import re
@@ -195,6 +197,116 @@ class TestOptions:
         assert exact == pytest.approx(rounded, rel=0.1)
 
 
+class InterruptedRunError(Exception):
+    """What ends a run in its middle."""
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata with a newer torch
+class TestCheckpoint:
+    """A run that goes on from a checkpoint is the run that was not interrupted."""
+
+    @pytest.fixture(autouse=True)
+    def _torchdata(self) -> None:
+        pytest.importorskip("torchdata")
+
+    @pytest.fixture(name="interrupt")
+    def _interrupt(self, example: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+        """End the next run after so many checkpoints."""
+        save = example.Checkpoints.save
+
+        def interrupt(count: int) -> None:
+            saves = itertools.count(1)
+
+            def save_and_raise(*args: object) -> None:
+                save(*args)
+                if next(saves) == count:
+                    raise InterruptedRunError
+
+            monkeypatch.setattr(example.Checkpoints, "save", save_and_raise)
+
+        return interrupt
+
+    @pytest.mark.filterwarnings("ignore:This process.*multi-threaded:DeprecationWarning")
+    @pytest.mark.parametrize(
+        "options",
+        [(), ("--no-prefetch",), ("--workers", 2), ("--workers", 2, "--no-prefetch")],
+        ids=["prefetch", "plain", "workers", "plain-workers"],
+    )
+    @pytest.mark.parametrize("step", [1, 2, 4, 5, 8], ids=["first", "middle", "last", "second-epoch", "end"])
+    def test_the_same_run(
+        self,
+        run: Run,
+        tree: Path,
+        tmp_path: Path,
+        expected: Any,
+        interrupt: Callable[[int], None],
+        step: int,
+        options: tuple[object, ...],
+    ) -> None:
+        """Interrupted after any of its 2 epochs' 8 steps: the same losses, accuracies and throughputs of all epochs."""
+        words = (*OPTIONS, "--data", tree, *options, "--checkpoint-every", 1)
+        interrupt(step)
+        with pytest.raises(InterruptedRunError):
+            run(*words, "--checkpoint", tmp_path / "run")
+        interrupt(0)
+        resumed = run(*words, "--resume", tmp_path / "run")
+        assert len(resumed.losses) == 8
+        assert (resumed.losses, resumed.accuracies) == (expected.losses, expected.accuracies)
+        assert len(resumed.images_per_s) == 2
+
+    def test_the_same_weights(self, run: Run, tree: Path, tmp_path: Path, interrupt: Callable[[int], None]) -> None:
+        """What the last checkpoints hold is equal, but for times; a run that has ended can be asked for its result."""
+        words = (*OPTIONS, "--data", tree, "--checkpoint-every", 3)
+        whole = run(*words, "--checkpoint", tmp_path / "whole")
+        interrupt(2)
+        with pytest.raises(InterruptedRunError):
+            run(*words, "--checkpoint", tmp_path / "run")
+        interrupt(0)
+        run(*words, "--resume", tmp_path / "run")
+        one, other = (torch.load(tmp_path / name, weights_only=True)["parts"] for name in ("whole", "run"))
+        for name in ("model", "optimizer", "schedule"):
+            torch.testing.assert_close(other[name], one[name], rtol=0, atol=0)
+        assert whole == run(*words, "--resume", tmp_path / "whole")
+        assert {path.name for path in tmp_path.iterdir()} == {"plot.png", "run", "whole"}
+
+    def test_a_save_that_fails_leaves_the_old_file(
+        self, run: Run, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The new file takes the old one's place when it is complete, and not before."""
+        words = (*OPTIONS, "--data", tree)
+        run(*words, "--checkpoint", tmp_path / "run")
+        before = (tmp_path / "run").read_bytes()
+
+        def fail(_: int) -> None:
+            raise OSError("no space left")
+
+        monkeypatch.setattr(os, "fsync", fail)
+        with pytest.raises(OSError, match="no space left"):
+            run(*words, "--checkpoint-every", 1, "--checkpoint", tmp_path / "run")
+        assert (tmp_path / "run").read_bytes() == before
+
+
+class TestPlace:
+    """The device of a process that torchrun has started."""
+
+    @pytest.mark.parametrize("name", [None, "sim"])
+    def test_a_device_of_its_own(
+        self, run: Run, tree: Path, sim: ModuleType, monkeypatch: pytest.MonkeyPatch, name: str | None
+    ) -> None:
+        """LOCAL_RANK is its number, and there is nothing on device 0: no memory is ever allocated there."""
+        monkeypatch.setenv("LOCAL_RANK", "1")
+        seen = []
+        monkeypatch.setattr(sys.modules["cifar10"], "plot", lambda *args: seen.append(args[1]))
+        for index in range(sim.DEVICE_COUNT):
+            torch.accelerator.reset_peak_memory_stats(index)
+        before = [torch.accelerator.max_memory_allocated(index) for index in range(sim.DEVICE_COUNT)]
+        with torch.accelerator.device_index(0):
+            run("--steps", 2, "--batch-size", 16, "--workers", 0, "--data", tree, *(["--device", name] if name else []))
+        after = [torch.accelerator.max_memory_allocated(index) for index in range(sim.DEVICE_COUNT)]
+        assert [a > b for a, b in zip(after, before, strict=True)] == [False, True]
+        assert "on sim:1, with CUDAPrefetcher" in seen[0]
+
+
 class TestErrors:
     """Bad input ends the run with a line that names the option, the value and the rule."""
 
@@ -222,11 +334,107 @@ class TestErrors:
             ("--workers", "-1", "must be an integer from 0 upwards"),
             ("--seed", str(2**63), f"must be an integer from 0 to {2**63 - 1}"),
             ("--plot", "nowhere/plot.png", "must be a file in a folder that exists"),
+            ("--checkpoint", "nowhere/run", "must be a file in a folder that exists"),
+            ("--checkpoint-every", "0", "must be an integer from 1 upwards"),
         ],
     )
     def test_values(self, message: Callable[..., str], option: str, value: str, rule: str) -> None:
         """Values out of range and of the wrong type."""
         assert message(option, value).endswith(f"error: argument {option}: {rule}, got {value!r}")
+
+    @pytest.mark.parametrize(
+        ("environment", "options", "line"),
+        [
+            (
+                {"LOCAL_RANK": "1", "WORLD_SIZE": "2"},
+                ("--device", "cpu:1"),
+                "--device: must be without a number under torchrun, where LOCAL_RANK is each process's own",
+            ),
+            (
+                {"LOCAL_RANK": "0", "WORLD_SIZE": "3"},
+                ("--device", "cpu", "--batch-size", 10),
+                "--batch-size: must be a multiple of the number of processes, 3",
+            ),
+        ],
+        ids=["device", "batch-size"],
+    )
+    def test_several_processes(
+        self,
+        message: Callable[..., str],
+        monkeypatch: pytest.MonkeyPatch,
+        environment: dict[str, str],
+        options: tuple[object, ...],
+        line: str,
+    ) -> None:
+        """What is allowed to one process only, before there is any connection to others."""
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        assert message(*options).endswith(f"error: argument {line}, got {options[-1]!r}")
+
+    @pytest.mark.usefixtures("sim")
+    def test_more_processes_than_devices(self, message: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+        """Each must have a device of its own."""
+        monkeypatch.setenv("LOCAL_RANK", "2")
+        line = message("--device", "sim")
+        rule = "must have one device for each process of this machine, got 2 for LOCAL_RANK 2"
+        assert line.endswith(f"error: argument --device: {rule}")
+
+    def test_batch_without_enough_pictures(self, message: Callable[..., str], tree: Path) -> None:
+        """Batches are full ones."""
+        line = message("--device", "cpu", "--data", tree, "--batch-size", 49)
+        assert line.endswith("argument --batch-size: must be at most 48, the number of pictures to learn from, got 49")
+
+    @pytest.mark.parametrize("option", ["--checkpoint", "--resume"])
+    def test_checkpoint_without_torchdata(
+        self, message: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, option: str
+    ) -> None:
+        """It is optional; the line says what to install."""
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+        line = message("--device", "cpu", option, tmp_path / "run")
+        rule = "must be left out where torchdata is not installed (pip install torchdata)"
+        assert line.endswith(f"error: argument {option}: {rule}")
+
+    @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+    @pytest.mark.parametrize(
+        ("kind", "reason"),
+        [
+            ("missing", "must be a file that can be read, got {path!r}: No such file or directory"),
+            ("text", "must be a checkpoint of this example, got {path!r}, which is none"),
+            ("empty", "must be a checkpoint of this example, got {path!r}, which is none"),
+            ("cut", "must be a checkpoint of this example, got {path!r}, which is none"),
+            ("foreign", "must be a checkpoint of this example, got {path!r}, which is none"),
+            ("list", "must be a checkpoint of this example, got {path!r}, which is none"),
+            (
+                "other seed",
+                "must be a checkpoint of a run like this one, with --seed 0, got {path!r} of one with --seed 1",
+            ),
+        ],
+    )
+    def test_resume(
+        self,
+        run: Run,
+        message: Callable[..., str],
+        capsys: pytest.CaptureFixture[str],
+        tree: Path,
+        tmp_path: Path,
+        kind: str,
+        reason: str,
+    ) -> None:
+        """Files that are no checkpoint, and one of another run."""
+        pytest.importorskip("torchdata")
+        path = tmp_path / "run"
+        words = ("--device", "cpu", "--data", tree, "--batch-size", 16, "--steps", 1)
+        if kind in ("cut", "other seed"):
+            run(*words, "--seed", 1, "--checkpoint", path)
+            (tmp_path / "plot.png").unlink()
+            capsys.readouterr()
+        if kind == "cut":
+            path.write_bytes(path.read_bytes()[:-100])
+        if kind in ("text", "empty"):
+            path.write_text("weights" * (kind == "text"))
+        if kind in ("foreign", "list"):
+            torch.save({"model": {}} if kind == "foreign" else [1], path)
+        assert message(*words, "--resume", path).endswith(f"error: argument --resume: {reason.format(path=str(path))}")
 
     @pytest.mark.usefixtures("no_network")
     @pytest.mark.parametrize("exists", [True, False], ids=["empty", "missing"])
@@ -336,5 +544,6 @@ class TestPrepare:
         """From uint8 to float32 with CIFAR's mean at zero, and its deviation as the unit."""
         grey = torch.full((1, 3, 32, 32), 255, dtype=torch.uint8)
         images, _ = example.Prepare(torch.device("cpu"))((grey, torch.zeros(1)))
-        expected = (1 - torch.tensor(example.MEAN)) / torch.tensor(example.STD)
+        batches = sys.modules["cifar10_batches"]
+        expected = (1 - torch.tensor(batches.MEAN)) / torch.tensor(batches.STD)
         torch.testing.assert_close(images[0, :, 0, 0], expected)
