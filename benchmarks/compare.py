@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -63,6 +63,19 @@ def copies_s(host: list[Any], device: Device) -> float:
     return time.perf_counter() - start
 
 
+def on_device(name: str, batches: Iterable[Any], device: Device) -> Iterator[Any]:
+    """The batches.
+
+    Raises:
+        RuntimeError: One of them is elsewhere, so that the loop would be compared without its copies.
+    """
+    for batch in batches:
+        for tensor in batch.values() if isinstance(batch, dict) else batch:
+            if tensor.device != device.device:
+                raise RuntimeError(f"{name} leaves a tensor on {tensor.device}, not on {device.device}")
+        yield batch
+
+
 def measure(scenario: Scenario, peers: list[Peer], device: Device) -> dict[str, Any]:
     """The ratio of each loop, and what the parts take."""
     nbytes = device.batch_bytes(scenario.copy)
@@ -83,6 +96,8 @@ def measure(scenario: Scenario, peers: list[Peer], device: Device) -> dict[str, 
         for name, batches in loops.items():
             torch.accelerator.synchronize()
             torch.accelerator.empty_cache()
+            if not round_number:
+                batches = on_device(name, batches, device)
             took = pass_s(batches, step, synchronises=scenario.synchronises)
             reserved[name] = torch.accelerator.memory_reserved() / nbytes
             if round_number:  # the first call of anything takes longer

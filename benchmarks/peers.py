@@ -144,7 +144,13 @@ def accelerate_loop(loader: Any, device: torch.device) -> Iterable[Any]:
     importlib.import_module("accelerate").PartialState(cpu=device.type != "cuda")
     prepare = importlib.import_module("accelerate.data_loader").prepare_data_loader
     return prepare(  # type: ignore[no-any-return]
-        loader, device=device, num_processes=1, process_index=0, put_on_device=True, non_blocking=True
+        loader,
+        device=device,
+        num_processes=1,
+        process_index=0,
+        put_on_device=True,
+        non_blocking=True,
+        dispatch_batches=False,  # the one process reads what it trains on, whatever the kind of data set
     )
 
 
