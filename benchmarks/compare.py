@@ -96,12 +96,12 @@ def measure(scenario: Scenario, peers: list[Peer], device: Device) -> dict[str, 
         for name, batches in loops.items():
             torch.accelerator.synchronize()
             torch.accelerator.empty_cache()
-            if not round_number:
-                batches = on_device(name, batches, device)
-            took = pass_s(batches, step, synchronises=scenario.synchronises)
-            reserved[name] = torch.accelerator.memory_reserved() / nbytes
-            if round_number:  # the first call of anything takes longer
-                times[name].append(took)
+            if round_number:
+                times[name].append(pass_s(batches, step, synchronises=scenario.synchronises))
+            else:  # the first call of anything takes longer
+                before = torch.accelerator.memory_reserved()
+                pass_s(on_device(name, batches, device), step, synchronises=scenario.synchronises)
+                reserved[name] = (torch.accelerator.memory_reserved() - before) / nbytes
         if round_number:
             for part, seconds in parts.items():
                 alone[part].append(seconds)

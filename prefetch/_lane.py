@@ -151,7 +151,7 @@ class Side:
         self.stream = torch.Stream(transfer.device)
         self.transfer = transfer
         self.memory = _policy(memory, prefetch_batches, transfer)
-        self.lent = Lent()
+        self.lent = Lent(prefetch_batches)
         self.sources = Sources(limit=prefetch_batches + 3)
         self.process = os.getpid()
         self.last_issued: torch.Event | None = None
@@ -169,6 +169,7 @@ class SideStreamLane(Lane):
         self._device = side.transfer.device
         self._memory = side.memory.new_pass()
         self._last_copied: torch.Event | None = None
+        self._issued = self._delivered = self._moved_on = 0  # batches
         if side.transfer.has_transform:
             side.stream.wait_stream(current_stream(self._device))
 
@@ -194,13 +195,14 @@ class SideStreamLane(Lane):
         if self.meter.in_use is not None:
             self.meter.end_marked_step(None, current_stream(self._device))
         self._side.lent.moved_on()
+        self._moved_on = self._delivered  # after that: a background thread reads it
         self._memory.asked(self._device)
         self._side.sources.release()
 
     def issue(self, batch: Any, position: int) -> Arrival:
         """Queue the transfer of a host batch on the side stream."""
         side, meter = self._side, self.meter
-        if side.lent.make_room() | side.sources.make_room():
+        if side.lent.make_room(self._issued - self._moved_on) | side.sources.make_room():
             meter.room_end_ns = now = clock()
             meter.room_ns += now - meter.load_end_ns
         mark = None if meter.mark is None else meter.issue_marked(side.stream)
@@ -234,6 +236,7 @@ class SideStreamLane(Lane):
         meter.bytes += copied_bytes
         if mark is not None:
             mark.issue_ends(copied_bytes)
+        self._issued += 1
         return Arrival(position, mark, moved, lent + resident, destination, copied)
 
     def deliver(self, arrival: Arrival) -> Any:
@@ -250,6 +253,7 @@ class SideStreamLane(Lane):
             lent = [*lent, *arrival.destination.hand_over(consumer)]
         self._side.lent.hand_over(lent, consumer)
         self._memory.delivered(arrival.position)
+        self._delivered += 1
         self.meter.delivered(mark)
         return arrival.batch
 

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import torch
 
-# Steps of the consumer that may be unfinished when the next batch is allocated. One step keeps the device at
-# work while the host prepares the next; each further one would cost the memory of one more batch.
+# Steps of the consumer that may be unfinished when the next batch is allocated and all of the look-ahead is on its way.
+# One step keeps the device at work while the host prepares the next; each further one would cost one more batch.
 _UNFINISHED_STEPS = 1
 
 
@@ -94,18 +94,20 @@ class Lent:
 
     The allocator then reuses a freed block only after the consumer's kernels. It learns that they are done when it
     is next asked for memory; a host that runs ahead of the device would therefore allocate new blocks without end.
-    So before a batch is allocated, the host waits until all of the consumer's steps but the last have finished.
+    So before a batch is allocated, the host waits until enough of the consumer's steps have finished.
 
-    With ``p = prefetch_batches``, when batch ``j`` is allocated, in answer to the request for batch ``j - p``, the step
-    on batch ``j - (p + 2)`` is done. Device memory then holds at most ``p + 3`` batches: ``p`` ahead, the new one, the
-    one that the loop's variable still holds, and the one before. The last was let go after the consumer had begun to
-    wait for the next batch's copy, so that it is free only when that copy is done, though no kernel uses it any more.
+    With ``p = prefetch_batches``, when batch ``j`` is allocated the step on batch ``j - (p + 2)`` is done: of the
+    ``p + 1`` batches before it, those that the consumer has moved on from may have unfinished steps, and the others
+    are on their way or in use. Device memory then holds at most ``p + 3`` batches: these, the new one, and the one
+    before them. The last was let go after the consumer had begun to wait for the next batch's copy, so that it is
+    free only when that copy is done, though no kernel uses it any more.
 
     Belongs to a prefetcher, not to a pass, so that the bound holds over short and broken-off passes. Whatever the
     policy, some memory may be lent: what objects with a ``.to`` of their own allocate, for example.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, prefetch_batches: int) -> None:
+        self._prefetch_batches = prefetch_batches
         self._consumer: torch.Stream | None = None
         self._steps: deque[torch.Event] = deque()
 
@@ -115,10 +117,15 @@ class Lent:
         if consumer is not None:
             self._steps.append(consumer.record_event())
 
-    def make_room(self) -> bool:
-        """Wait, on the host, until the next batch may be allocated; whether it had to."""
+    def make_room(self, in_flight: int) -> bool:
+        """Wait, on the host, until the next batch may be allocated; whether it had to.
+
+        Args:
+            in_flight: Batches of the pass that are issued, and that the consumer has not moved on from.
+        """
         has_waited = False
-        while len(self._steps) > _UNFINISHED_STEPS:
+        unfinished = _UNFINISHED_STEPS + max(0, self._prefetch_batches - in_flight)
+        while len(self._steps) > unfinished:
             try:
                 step = self._steps.popleft()
             except IndexError:  # another pass, in another thread, was quicker

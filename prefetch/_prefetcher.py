@@ -90,8 +90,8 @@ class CUDAPrefetcher(Generic[T]):
             those of the first ``next()``. ``None``: exactly where a thread cannot change results, which is for a
             ``DataLoader`` with worker processes and torch's own samplers, without a ``transform``, on an accelerator.
         memory: Who owns the device memory. ``"record_stream"``: it is allocated on the side stream, and
-            ``Tensor.record_stream`` keeps it from being reused before the consumer's kernels are done; before it
-            allocates a batch, the host waits for the last step but one. ``"consumer"``: it is allocated on the
+            ``Tensor.record_stream`` keeps it from being reused before the consumer's kernels are done; before batch j
+            is allocated, the host waits for step ``j - (prefetch_batches + 2)``. ``"consumer"``: it is allocated on the
             consumer's stream. ``"static"``: it is allocated once, in ``prefetch_batches + 2`` slots whose addresses
             stay. A batch that is still held when its slot comes round keeps its memory, and the slot gets other memory;
             one ``PrefetchWarning`` says so. Use of it on another stream must be waited for before it is let go. With

@@ -102,6 +102,20 @@ MUTANTS = [
         "tests/test_streams.py",
     ),
     Mutant(
+        "ready batches count as on their way",
+        "_memory",
+        "max(0, self._prefetch_batches - in_flight)",
+        "0",
+        "tests/test_memory.py -k hold_no_batch",
+    ),
+    Mutant(
+        "batches on their way not counted",
+        "_lane",
+        "self._issued - self._moved_on",
+        "0",
+        "tests/test_memory.py",
+    ),
+    Mutant(
         "run-ahead bound too wide", "_memory", "_UNFINISHED_STEPS = 1", "_UNFINISHED_STEPS = 2", "tests/test_memory.py"
     ),
     Mutant(

@@ -63,6 +63,28 @@ def test_bound_without_synchronisation(
     assert reserved_batches() - 1 <= prefetch_batches + BOUNDS[memory]  # beside `result`
 
 
+@pytest.mark.parametrize("prefetch_batches", [0, 1, 2, 3])
+def test_steps_that_wait_hold_no_batch_back(sim: Any, prefetch_batches: int) -> None:
+    """With a thread as many batches can be had before the device has done any step as the bound on memory allows."""
+    iterator = iter(CUDAPrefetcher(Numbered(20), "sim", prefetch_batches=prefetch_batches, background=True))
+    sim.hold_kernel()
+    taken = []
+
+    def count() -> None:
+        for number in range(prefetch_batches + 2):
+            next(iterator)
+            sim.busy(1)
+            taken.append(number)
+
+    thread = threading.Thread(target=count, daemon=True)
+    thread.start()
+    thread.join(20)
+    got = len(taken)
+    sim.release_kernels()
+    thread.join()
+    assert got == prefetch_batches + 2
+
+
 @BY_MEMORY
 @pytest.mark.parametrize("background", [False, True])
 def test_constant_over_epochs(virtual_sim: Any, background: bool, memory: Any) -> None:
