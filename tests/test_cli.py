@@ -244,7 +244,7 @@ torch.accelerator.synchronize()
 """
 
 
-@pytest.mark.usefixtures("simulator_unavailable")
+@pytest.mark.usefixtures("sim")
 def test_simulator_reports_races(tmp_path: Path) -> None:
     """A program that is run on the simulated accelerator as these tests do does not hide what the detectors find."""
     (tmp_path / "racy.py").write_text(RACE)

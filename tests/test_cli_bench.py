@@ -42,7 +42,7 @@ def test_on_the_cpu(tmp_path: Path) -> None:
     assert "\x1b" not in ended.stdout
 
 
-@pytest.mark.usefixtures("simulator_unavailable")
+@pytest.mark.usefixtures("sim")
 def test_on_an_accelerator(tmp_path: Path) -> None:
     """The result is labelled as simulated, copies last as configured, and the picture has both timelines."""
     image = pytest.importorskip("PIL.Image")

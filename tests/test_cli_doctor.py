@@ -68,7 +68,7 @@ def test_on_the_cpu(tmp_path: Path) -> None:
     assert "\x1b" not in ended.stdout
 
 
-@pytest.mark.usefixtures("simulator_unavailable")
+@pytest.mark.usefixtures("sim")
 def test_on_an_accelerator(tmp_path: Path) -> None:
     """JSON and nothing else, although the user's module prints; a picture; and the device says that it is simulated."""
     image = pytest.importorskip("PIL.Image")

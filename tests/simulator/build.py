@@ -26,6 +26,9 @@ _FLAGS = ("-std=c++20", "-O1", "-g0", "-w", "-fPIC", "-fvisibility=hidden", "-pt
 # Most of the time goes into torch's headers, so files that need the same ones are compiled as one. What is not named
 # here makes up the last unit.
 _UNITS = (("fallback", "autocast", "random", "bindings"), ("tensors", "copies", "layouts"))
+_TORCH = Path(torch.__file__).parent
+_INCLUDE = _TORCH / "include"
+_NEWEST_HEADER = "ATen/core/GraphImplInterface.h"
 
 
 class SimulatorUnavailable(RuntimeError):  # noqa: N818 -- it says that something is missing, not that something failed
@@ -36,10 +39,14 @@ def built_library() -> Path:
     """The compiled simulator; several processes may ask at once, one of them builds.
 
     Raises:
-        SimulatorUnavailable: there is no C++ compiler.
+        SimulatorUnavailable: there is no C++ compiler, or torch is too old.
         RuntimeError: the compiler refuses the sources; its messages are included.
     """
     compiler = _find_compiler()
+    if not (_INCLUDE / _NEWEST_HEADER).exists():
+        raise SimulatorUnavailable(
+            f"the simulated accelerator is built on {_NEWEST_HEADER} of torch, which torch {torch.__version__} has not"
+        )
     folder = _cache_folder()
     library = folder / f"simulator-{_key(compiler)}.so"
     if library.exists():
@@ -92,9 +99,7 @@ def _only_one_process(lock: Path) -> Iterator[None]:
 
 
 def _build(compiler: str, library: Path) -> None:
-    torch_folder = Path(torch.__file__).parent
-    include = torch_folder / "include"
-    headers = [f"-isystem{include}", f"-isystem{include / 'torch' / 'csrc' / 'api' / 'include'}"]
+    headers = [f"-isystem{_INCLUDE}", f"-isystem{_INCLUDE / 'torch' / 'csrc' / 'api' / 'include'}"]
     with tempfile.TemporaryDirectory(prefix="build-", dir=library.parent) as name:
         work = Path(name)
 
@@ -110,7 +115,7 @@ def _build(compiler: str, library: Path) -> None:
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
             objects = list(pool.map(compile_unit, [*_UNITS, others]))
         linked = work / library.name
-        libraries = [f"-L{torch_folder / 'lib'}", "-lc10", "-ltorch_cpu"]
+        libraries = [f"-L{_TORCH / 'lib'}", "-lc10", "-ltorch_cpu"]
         _run([compiler, "-shared", "-pthread", *map(str, objects), *libraries, "-o", str(linked)])
         linked.replace(library)  # in one step: nobody ever loads half a library
 
