@@ -99,7 +99,6 @@ class Checkpoints:
         with partial.open("wb") as file:
             torch.save({"format": FORMAT, "run": self._run, "parts": states, "loaders": loaders}, file)
             file.flush()
-            os.fsync(
-                file.fileno()
-            )  # before it takes the name: a machine that loses its power then has one or the other
+            # Before it takes the name, or a machine that loses its power could have the name of half a file.
+            os.fsync(file.fileno())
         partial.replace(self._path)
