@@ -186,14 +186,6 @@ def test_imports() -> None:
     assert (result.stdout, result.stderr) == ("[]\n[]\n", "")
 
 
-def test_no_device_is_named() -> None:
-    """As in the rest of the library, only ``_device`` names device types in code."""
-    named = re.compile(r'"(cpu|cuda|xpu|mps)(:\d+)?"|\.(cuda|is_cuda|is_cpu|xpu|mps)\b')
-    files = sorted((ROOT / "prefetch" / "cli").glob("*.py"))
-    assert len(files) > 5
-    assert [file.name for file in files if named.search(file.read_text())] == []
-
-
 def test_device_by_index(sim: Any) -> None:
     """A number means the accelerator with that index."""
     assert _arguments.device("1") == torch.device("sim", 1)
