@@ -6,13 +6,15 @@ in threads of their own, while loop and loader run as they would beside a GPU. T
 Each loop is given as a ratio to the least possible time of a pass: in every step the longest of load, copy and compute,
 each of them measured alone in the same run, and the others once, for the start and the end. Where the loop
 synchronises, the compute is measured with that. Rounds alternate, and the fastest of each counts, since other work on
-the machine can only add. Memory is what the device's allocator has reserved after the passes over "large batches". The
+the machine can only add. Memory is what the device's allocator has reserved after the first pass over "large batches",
+in batches: a loop that reserves as many as a pass has would reserve more in a longer one. The
 host's cost of one batch of two small tensors, over the bare loader, is measured where the device takes no time.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -23,7 +25,7 @@ from tqdm import tqdm
 from benchmarks.devices import Device, SimulatedDevice, measured_device
 from benchmarks.harness import save, show
 from benchmarks.peers import PEERS, Peer, moved
-from benchmarks.scenarios import SCENARIOS, Scenario, images, large, loader_of
+from benchmarks.scenarios import READY, SCENARIOS, Scenario, images, large, loader_of
 
 ROUNDS = 3
 HOST_ROUNDS = 20
@@ -54,10 +56,11 @@ def takes(peer: Peer, scenario: Scenario) -> bool:
     return not peer.images_only or scenario.batch is images
 
 
-def copies_s(host: list[Any], device: Device) -> float:
+def copies_s(loader: Iterable[Any], steps: int, device: Device) -> float:
     """Seconds of so many copies, one after the other, of batches that are there."""
+    host = [batch for position, batch in enumerate(loader) if position < READY]  # to its end: workers would go on
     start = time.perf_counter()
-    for batch in host:
+    for batch in itertools.islice(itertools.cycle(host), steps):
         moved(batch, device.device, non_blocking=True)
     torch.accelerator.current_stream().synchronize()
     return time.perf_counter() - start
@@ -84,13 +87,11 @@ def measure(scenario: Scenario, peers: list[Peer], device: Device) -> dict[str, 
     loops = {peer.name: peer.make(loader, device.device) for peer in peers if takes(peer, scenario)}
     alone: dict[str, list[float]] = {"load": [], "copy": [], "compute": []}
     times: dict[str, list[float]] = {name: [] for name in loops}
-    reserved: dict[str, float] = {}
+    reserved_bytes: dict[str, int] = {}
     for round_number in range(ROUNDS + 1):
         parts = {
             "load": pass_s(loader, nothing, synchronises=False),
-            "copy": copies_s([*_first(loader, 8)] * (scenario.steps // 8), device)
-            * scenario.steps
-            / (scenario.steps // 8 * 8),
+            "copy": copies_s(loader, scenario.steps, device),
             "compute": pass_s(range(scenario.steps), step, synchronises=scenario.synchronises),
         }
         for name, batches in loops.items():
@@ -101,7 +102,7 @@ def measure(scenario: Scenario, peers: list[Peer], device: Device) -> dict[str, 
             else:  # the first call of anything takes longer
                 before = torch.accelerator.memory_reserved()
                 pass_s(on_device(name, batches, device), step, synchronises=scenario.synchronises)
-                reserved[name] = (torch.accelerator.memory_reserved() - before) / nbytes
+                reserved_bytes[name] = torch.accelerator.memory_reserved() - before
         if round_number:
             for part, seconds in parts.items():
                 alone[part].append(seconds)
@@ -111,14 +112,8 @@ def measure(scenario: Scenario, peers: list[Peer], device: Device) -> dict[str, 
     return {
         "ms a step": {part: round(seconds / scenario.steps * 1e3, 3) for part, seconds in passes.items()},
         "ratios": {name: round(min(seconds) / least, 3) for name, seconds in times.items()},
-        "reserved": {name: round(batches, 2) for name, batches in reserved.items()},
+        "reserved": {name: round(count / nbytes, 2) for name, count in reserved_bytes.items()} if nbytes else {},
     }
-
-
-def _first(loader: Iterable[Any], count: int) -> Iterable[Any]:
-    for i, batch in enumerate(loader):
-        if i < count:  # to its end, for worker processes would go on with the rest
-            yield batch
 
 
 def host_us(peers: list[Peer], device: Device) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""The results of ``benchmarks.compare`` as a picture: ``python -m benchmarks.compare_plot [FILE]``."""
+"""The results of ``benchmarks.compare``, each of its files as a picture: ``python -m benchmarks.compare_plot``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.harness import RESULTS
 
-PICTURE = Path(__file__).parent.parent / "docs" / "images" / "compare.png"
+IMAGES = Path(__file__).parent.parent / "docs" / "images"
 SHOWN = 2.2  # ratios beyond are written at the edge
 NOT_SCENARIOS = ("loop", "reserved, batches", "host, us a batch")
 # Of the palette of Okabe and Ito; shapes as well, for print in grey.
@@ -61,9 +61,11 @@ def draw(result: dict[str, Any], path: Path) -> None:
 def main() -> None:
     """Draw."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.compare_plot", description=__doc__)
-    parser.add_argument("file", nargs="?", type=Path, default=RESULTS / "compare.json", help="default: %(default)s")
-    draw(json.loads(parser.parse_args().file.read_text()), PICTURE)
-    print(f"drawn into {PICTURE}")
+    parser.parse_args()
+    for result in sorted(RESULTS.glob("compare*.json")):  # of the simulated accelerator, and of GPUs
+        path = IMAGES / f"{result.stem}.png"
+        draw(json.loads(result.read_text()), path)
+        print(f"drawn into {path}")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 
 from benchmarks.harness import SIMULATED, load_simulator
+from prefetch.cli._machine import device_name
 from prefetch.cli._measure import bandwidths, calibrated
 from tests import simulator
 
@@ -73,9 +74,7 @@ class RealDevice(Device):
         accelerator = torch.accelerator.current_accelerator(check_available=True)
         assert accelerator is not None
         self.device = torch.device(accelerator.type, index)
-        # There is no device-generic call for the name.
-        module = torch.get_device_module(self.device)
-        self.label = str(module.get_device_name(self.device))
+        self.label = device_name(self.device)
         rows = next(bandwidths(self.device, (PROBE_BYTES,)))
         self._gb_per_s = next(row for row in rows if (row.memory, row.direction) == ("pinned", "to device")).gb_per_s
 

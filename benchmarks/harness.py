@@ -1,16 +1,17 @@
-"""What the benchmarks share: the simulated device, the machine's record, and where results go."""
+"""What the benchmarks share: the simulated device, a loader, the machine's record, and where results go."""
 
 from __future__ import annotations
 
 import json
-import os
 import platform
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.data import IterableDataset
 
-from prefetch.cli._machine import processor
+from prefetch.cli._machine import cores, processor
 from tests import simulator
 
 RESULTS = Path(__file__).parent / "results"
@@ -26,12 +27,31 @@ def load_simulator(*, virtual: bool) -> None:
 SIMULATED = "simulated accelerator (tests/simulator), no GPU"
 
 
+class Ready(IterableDataset[Any]):
+    """Hands out batches that are there already, in turn.
+
+    Args:
+        batches: Those.
+        steps: Of a pass.
+        load: Called with the position of each before it is handed out.
+    """
+
+    def __init__(self, batches: list[Any], steps: int, load: Callable[[int], None] | None = None) -> None:
+        self._batches, self._steps, self._load = batches, steps, load
+
+    def __iter__(self) -> Iterator[Any]:
+        for position in range(self._steps):
+            if self._load is not None:
+                self._load(position)
+            yield self._batches[position % len(self._batches)]
+
+
 def machine(device: str = SIMULATED) -> dict[str, Any]:
     """What a figure depends on."""
     return {
         "device": device,
         "processor": processor(),
-        "cores": os.cpu_count(),
+        "cores": cores(),
         "python": platform.python_version(),
         "torch": torch.__version__,
     }

@@ -7,50 +7,28 @@ least possible time: one copy and all compute, or all copies and one compute.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, get_args
 
 import torch
 
-from benchmarks.harness import load_simulator, save, show
+from benchmarks.harness import Ready, load_simulator, save, show
+from benchmarks.peers import Plain
 from prefetch import CUDAPrefetcher
 from prefetch._arguments import MemoryName
 from tests import simulator
 
 STEPS = 200
 SIZE = 1 << 19  # floats in a batch: 2 MiB, the simulated allocator's unit
+DEVICE = torch.device("sim", 0)
 
-
-class Pinned:
-    """Hands out pinned batches that are there already."""
-
-    def __init__(self) -> None:
-        self.batches = [torch.ones(SIZE).pin_memory() for _ in range(8)]
-
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        for i in range(STEPS):
-            yield self.batches[i % len(self.batches)]
-
-
-class Plain:
-    """The plain loop, which copies on the consumer's stream."""
-
-    def __init__(self, loader: Pinned, *, non_blocking: bool) -> None:
-        self.loader = loader
-        self.non_blocking = non_blocking
-
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        for batch in self.loader:
-            yield batch.to("sim", non_blocking=self.non_blocking)
-
-
-LOOPS: dict[str, Callable[[Pinned], Any]] = {
+LOOPS: dict[str, Callable[[Ready, torch.device], Any]] = {
     "batch.to(device)": partial(Plain, non_blocking=False),
     "batch.to(device, non_blocking=True)": partial(Plain, non_blocking=True),
 } | {
     f"CUDAPrefetcher, {memory}, prefetch_batches={ahead}": partial(
-        CUDAPrefetcher, device="sim", memory=memory, prefetch_batches=ahead
+        CUDAPrefetcher, memory=memory, prefetch_batches=ahead
     )
     for memory in get_args(MemoryName)
     for ahead in (0, 1, 2)
@@ -68,10 +46,10 @@ class Measured(NamedTuple):
     """How often memory was asked for in the second pass."""
 
 
-def measure(loop: Callable[[Pinned], Any], copy_ms: int, compute_ms: int) -> Measured:
+def measure(loop: Callable[[Ready, torch.device], Any], copy_ms: int, compute_ms: int) -> Measured:
     """Two passes that never synchronise."""
     load_simulator(virtual=True)
-    batches = loop(Pinned())
+    batches = loop(Ready([(torch.ones(SIZE).pin_memory(),) for _ in range(8)], STEPS), DEVICE)
     simulator.configure(latency_us=copy_ms * 1000)
     torch.accelerator.empty_cache()
     took_ms, counted = 0.0, [0]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset
+
+from benchmarks.harness import Ready
 
 SIDE = 64  # pixels
 TOKENS = 128  # of a sequence
@@ -17,7 +19,7 @@ WORKERS_BATCH = 8  # samples
 
 
 def images(nbytes: int) -> Any:
-    """uint8 pictures and the numbers of their classes."""
+    """uint8 images and the numbers of their classes."""
     count = max(1, nbytes // (3 * SIDE * SIDE))
     return torch.ones(count, 3, SIDE, SIDE, dtype=torch.uint8), torch.zeros(count, dtype=torch.int64)
 
@@ -74,21 +76,8 @@ SCENARIOS = (
 )
 
 
-class _Ready(IterableDataset[Any]):
-    """Hands out pinned batches that are there already, each after a sleep, so that loading takes no core."""
-
-    def __init__(self, batches: list[Any], steps: int, loads: tuple[float, ...]) -> None:
-        self._batches, self._steps, self._loads = batches, steps, loads
-
-    def __iter__(self) -> Iterator[Any]:
-        for i in range(self._steps):
-            if load := self._loads[i % len(self._loads)]:
-                time.sleep(load / 1e3)
-            yield self._batches[i % READY]
-
-
 class _Samples(Dataset[Any]):
-    """Pictures that cost nothing."""
+    """Images that cost nothing."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -117,5 +106,10 @@ def loader_of(scenario: Scenario, nbytes: int) -> DataLoader[Any]:
             persistent_workers=True,
             pin_memory=True,
         )
+
+    def load(position: int) -> None:  # takes no core
+        if ms := scenario.loads[position % len(scenario.loads)]:
+            time.sleep(ms / 1e3)
+
     ready = [pinned(scenario.batch(nbytes)) for _ in range(READY)]
-    return DataLoader(_Ready(ready, scenario.steps, scenario.loads), batch_size=None)
+    return DataLoader(Ready(ready, scenario.steps, load), batch_size=None)

@@ -7,13 +7,12 @@ In simulated time, the host's included, so that the picture shows how things fol
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.harness import load_simulator
+from benchmarks.harness import Ready, load_simulator
 from prefetch import CUDAPrefetcher
 from prefetch._timeline import plot_together
 from tests import simulator
@@ -23,12 +22,10 @@ STEPS, DRAWN = 200, 10
 PICTURE = Path(__file__).parent.parent / "docs" / "images" / "timeline.png"
 
 
-def batches() -> Iterator[torch.Tensor]:
+def batches() -> Ready:
     """Pinned batches that take the simulated host some time each."""
     ready = [torch.ones(1 << 18).pin_memory() for _ in range(4)]
-    for i in range(STEPS):
-        simulator.host_busy(LOAD_US)
-        yield ready[i % len(ready)]
+    return Ready(ready, STEPS, lambda _: simulator.host_busy(LOAD_US))
 
 
 def simulate_the_clock() -> None:

@@ -6,12 +6,12 @@ way. Times are simulated and exact; no GPU takes part. Each loop is given as a r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from benchmarks.harness import load_simulator, save, show
+from benchmarks.harness import Ready, load_simulator, save, show
 from prefetch import CUDAPrefetcher, to_host
 from tests import simulator
 
@@ -20,11 +20,9 @@ COMPUTE_US = 10_000
 FLOATS_IN, FLOATS_OUT = 1_250_000, 1_000_000
 
 
-def pinned() -> Iterator[torch.Tensor]:
+def pinned() -> Ready:
     """Batches from a few pinned buffers."""
-    buffers = [torch.ones(FLOATS_IN).pin_memory() for _ in range(8)]
-    for i in range(STEPS):
-        yield buffers[i % len(buffers)]
+    return Ready([torch.ones(FLOATS_IN).pin_memory() for _ in range(8)], STEPS)
 
 
 def step(batch: torch.Tensor) -> torch.Tensor:

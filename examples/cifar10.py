@@ -1,9 +1,9 @@
-"""Train a small ResNet on CIFAR-10: the loader wrapped in a CUDAPrefetcher, pictures normalised on the device.
+"""Train a small ResNet on CIFAR-10: the loader wrapped in a CUDAPrefetcher, images normalised on the device.
 
     pip install -e ".[examples]"                    # once, in a clone of the project
     python examples/cifar10.py --data data          # CIFAR-10, downloaded when it is not there
-    python examples/cifar10.py --data my-pictures   # train/<class>/*, test/<class>/*
-    python examples/cifar10.py                      # generated pictures: nothing to download
+    python examples/cifar10.py --data my-images     # train/<class>/*, test/<class>/*
+    python examples/cifar10.py                      # generated images: nothing to download
     torchrun --nproc-per-node 2 examples/cifar10.py # two GPUs; without a GPU, two processes on the CPU
 
 With ``--no-prefetch`` the same training runs in the plain loop, with the same losses: compare the images/s. (Bit for
@@ -25,7 +25,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from cifar10_batches import Batch, PlainLoop, Prepare, evaluation_batches, training_batches
 from cifar10_checkpoint import CheckpointError, Checkpoints, Stateful, description
-from cifar10_data import DataError, Pictures, generate, load
+from cifar10_data import Data, DataError, generate, load
 from cifar10_distributed import Group, own_device, process_group, world_size
 from cifar10_model import small_resnet
 from cifar10_options import check, parser
@@ -42,32 +42,32 @@ SECONDS_BETWEEN_LOSSES = 1.0  # in the progress bar
 
 
 def train(
-    pictures: Pictures, device: torch.device, group: Group, args: argparse.Namespace, checkpoints: Checkpoints | None
+    data: Data, device: torch.device, group: Group, args: argparse.Namespace, checkpoints: Checkpoints | None
 ) -> Result:
     """Train and test as the options say, and report on the standard output after each epoch.
 
     Args:
-        pictures: What to train and test with, the same in each process.
+        data: What to train and test with, the same in each process.
         device: Where this process computes.
         group: The processes that train together.
         args: The options.
         checkpoints: Where to save, and what to go on from.
     """
     torch.manual_seed(args.seed)  # the same weights and flips in each process
-    model = small_resnet(len(pictures.classes), batch_norm=group.batch_norm(device))
+    model = small_resnet(len(data.classes), batch_norm=group.batch_norm(device))
     model = model.to(memory_format=torch.channels_last).to(device)
     autocast = torch.autocast(device.type, torch.bfloat16) if args.amp else contextlib.nullcontext()
 
-    loader = training_batches(pictures.train, device, args, group.rank, group.size)
+    loader = training_batches(data.train, device, args, group.rank, group.size)
     steps = min(args.epochs * len(loader), args.steps or sys.maxsize)
     epochs = math.ceil(steps / len(loader))
-    flips = torch.rand(epochs, len(pictures.train)) < 0.5
-    prepare = Prepare(device, flips[:, group.rank :: group.size])  # pictures are dealt out to the processes in this way
+    flips = torch.rand(epochs, len(data.train)) < 0.5
+    prepare = Prepare(device, flips[:, group.rank :: group.size])  # images are dealt out to the processes in this way
 
     # The line that this example is about.
     loop = CUDAPrefetcher if args.prefetch else PlainLoop
     batches = loop(loader, device, transform=prepare)
-    test_loader = evaluation_batches(pictures.test, device, args, group.rank, group.size)
+    test_loader = evaluation_batches(data.test, device, args, group.rank, group.size)
     test_batches = loop(test_loader, device, transform=Prepare(device))
 
     parallel = group.parallel(model)
@@ -109,6 +109,7 @@ def train(
                 if checkpoints is not None and recorder.steps % args.checkpoint_every == 0:
                     recorder.settle()
                     checkpoints.save(parts, batches)
+                    recorder.start()  # saving is not training
         recorder.end_epoch((recorder.steps - epoch * len(loader)) * args.batch_size)
         result.accuracies.append(evaluate(model, test_batches, autocast, group))
         losses = result.losses[epoch * len(loader) :]
@@ -130,7 +131,7 @@ def warm_up_and_cosine(step: int, *, steps: int) -> float:
 def evaluate(
     model: nn.Module, batches: Iterable[Batch], autocast: contextlib.AbstractContextManager[object], group: Group
 ) -> float:
-    """The fraction of the test set that the model gets right; each process looks at its share of the pictures."""
+    """The fraction of the test set that the model gets right; each process looks at its share of the images."""
     model.eval()
     device = next(model.parameters()).device
     right_and_seen = torch.zeros(2, dtype=torch.int64, device=device)
@@ -164,17 +165,17 @@ def main(argv: Sequence[str] | None = None) -> Result:
     check(options, args, device, world_size())
     with process_group(device) as group:
         try:
-            pictures = group.in_turns(lambda: generate(args.seed) if args.data is None else load(args.data))
+            data = generate(args.seed) if args.data is None else load(args.data, group)
         except DataError as error:
             options.error(f"argument --data: {error}")
-        if args.batch_size > len(pictures.train):
+        if args.batch_size > len(data.train):
             options.error(
-                f"argument --batch-size: must be at most {len(pictures.train)}, the number of pictures to learn from, "
+                f"argument --batch-size: must be at most {len(data.train)}, the number of images to learn from, "
                 f"got {args.batch_size}"
             )
         checkpoints = None
         if args.checkpoint is not None:
-            run = description(args, len(pictures.train), len(pictures.classes))
+            run = description(args, data)
             checkpoints = Checkpoints(args.checkpoint, run, group)
         try:
             if checkpoints is not None and args.resume is not None:
@@ -189,11 +190,11 @@ def main(argv: Sequence[str] | None = None) -> Result:
 
         how = "with CUDAPrefetcher" if args.prefetch else "in the plain loop"
         where = str(device) if group.size == 1 else f"{group.size} of type {device.type}"
-        group.say(f"data: {pictures.description}{', since no --data was given' if args.data is None else ''}")
+        group.say(f"data: {data.description}{', since no --data was given' if args.data is None else ''}")
         group.say(f"device: {where}, {how}")
-        result = train(pictures, device, group, args, checkpoints)
+        result = train(data, device, group, args, checkpoints)
         if group.rank == 0:
-            plot(result, f"{pictures.description}, on {where}, {how}", 1 / len(pictures.classes), args.plot)
+            plot(result, f"{data.description}, on {where}, {how}", 1 / len(data.classes), args.plot)
         group.say(f"curves: {args.plot}")
         group.say(f"test accuracy {100 * result.accuracies[-1]:05.2f} %")
     return result

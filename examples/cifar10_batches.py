@@ -1,4 +1,4 @@
-"""How the pictures of ``cifar10.py`` become batches on the device."""
+"""How the images of ``cifar10.py`` become batches on the device."""
 
 from __future__ import annotations
 
@@ -10,45 +10,50 @@ import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
 from torchvision.transforms.v2 import functional as F  # noqa: N812 - its usual name
 
-MEAN = (0.4914, 0.4822, 0.4465)  # of CIFAR-10's training pictures, channel by channel
+MEAN = (0.4914, 0.4822, 0.4465)  # of CIFAR-10's training images, channel by channel
 STD = (0.2470, 0.2435, 0.2616)
 
 Batch: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 
 
 def training_batches(
-    pictures: Dataset[Any], device: torch.device, args: argparse.Namespace, rank: int, world_size: int
+    dataset: Dataset[Any], device: torch.device, args: argparse.Namespace, rank: int, world_size: int
 ) -> DataLoader[Batch]:
     """The loader of one process: each batch of the run is its part of the batches of all, and those are full.
 
-    The sampler deals out one order, which depends on the seed and on the epoch alone, picture by picture: the batches
-    of two processes together have the pictures of the batch that a single process would have.
+    The sampler deals out one order, which depends on the seed and on the epoch alone, image by image: the batches
+    of two processes together have the images of the batch that a single process would have.
     """
     order: DistributedSampler[Any] = DistributedSampler(
-        pictures, world_size, rank, shuffle=True, seed=args.seed, drop_last=True
+        dataset, world_size, rank, shuffle=True, seed=args.seed, drop_last=True
     )
-    return _loader(pictures, device, args, world_size, sampler=order, drop_last=True)
-
-
-def evaluation_batches(
-    pictures: Dataset[Any], device: torch.device, args: argparse.Namespace, rank: int, world_size: int
-) -> DataLoader[Batch]:
-    """The loader of one process: its share of the pictures. Together they have each of them once."""
-    count = len(pictures)  # type: ignore[arg-type]
-    return _loader(Subset(pictures, range(rank, count, world_size)), device, args, world_size)
-
-
-def _loader(
-    pictures: Dataset[Any], device: torch.device, args: argparse.Namespace, world_size: int, **options: Any
-) -> DataLoader[Batch]:
     make: type[DataLoader[Any]] = DataLoader
     if args.checkpoint is not None:
         # It can say where it is in an epoch, and go on from there.
         from torchdata.stateful_dataloader import StatefulDataLoader
 
         make = StatefulDataLoader
+    return _loader(make, dataset, device, args, world_size, sampler=order, drop_last=True)
+
+
+def evaluation_batches(
+    dataset: Dataset[Any], device: torch.device, args: argparse.Namespace, rank: int, world_size: int
+) -> DataLoader[Batch]:
+    """The loader of one process: its share of the images. Together they have each of them once."""
+    count = len(dataset)  # type: ignore[arg-type]
+    return _loader(DataLoader, Subset(dataset, range(rank, count, world_size)), device, args, world_size)
+
+
+def _loader(
+    make: type[DataLoader[Any]],
+    dataset: Dataset[Any],
+    device: torch.device,
+    args: argparse.Namespace,
+    world_size: int,
+    **options: Any,
+) -> DataLoader[Batch]:
     return make(
-        pictures,
+        dataset,
         args.batch_size // world_size,
         num_workers=args.workers,
         persistent_workers=args.workers > 0,
@@ -67,7 +72,7 @@ class Prepare:
 
     Args:
         device: Where the batches are.
-        flips: True where a picture is to be mirrored, of shape (epochs, pictures); ``None`` for no flips.
+        flips: True where an image is to be mirrored, of shape (epochs, images); ``None`` for no flips.
     """
 
     def __init__(self, device: torch.device, flips: torch.Tensor | None = None) -> None:
@@ -82,7 +87,7 @@ class Prepare:
 
         Args:
             epoch: The row of the table.
-            position: How many pictures of the epoch the loader will leave out, since a run goes on in its middle.
+            position: How many images of the epoch the loader will leave out, since a run goes on in its middle.
         """
         self._epoch = epoch
         self._position = position

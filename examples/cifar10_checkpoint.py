@@ -1,4 +1,8 @@
-"""Checkpoints of ``cifar10.py``: all that a run needs to go on in the middle of an epoch as if it had not stopped."""
+"""Checkpoints of ``cifar10.py``: all that a run needs to go on in the middle of an epoch as if it had not stopped.
+
+This training draws no random numbers once it has begun. A model that does, with dropout for one, needs the states of
+the generators too, those of each process: ``torch.get_rng_state()`` and ``torch.cuda.get_rng_state()``.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from cifar10_data import Data
 from cifar10_distributed import Group
 
 FORMAT = "cifar10.py, version 1"
@@ -30,16 +35,10 @@ class Stateful(Protocol):
         """Become what it was."""
 
 
-def description(args: argparse.Namespace, pictures: int, classes: int) -> dict[str, Any]:
-    """What a run and its checkpoint must have in common.
-
-    Args:
-        args: The options.
-        pictures: How many there are to learn from.
-        classes: How many kinds of them.
-    """
+def description(args: argparse.Namespace, data: Data) -> dict[str, Any]:
+    """What a run and its checkpoint must have in common."""
     options = {f"--{name.replace('_', '-')}": getattr(args, name) for name in SAME}
-    return {**options, "training pictures": pictures, "classes": classes}
+    return {**options, "training images": len(data.train), "classes": list(data.classes)}
 
 
 class Checkpoints:
@@ -63,10 +62,13 @@ class Checkpoints:
             CheckpointError: It cannot be used.
         """
         try:
-            # Not to the device on which it was saved: for every process that would be the first one's.
-            checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+            file = path.open("rb")
         except OSError as error:
             raise CheckpointError(f"must be a file that can be read, got {str(path)!r}: {error.strerror}") from error
+        try:
+            with file:
+                # Not to the device on which it was saved: for every process that would be the first one's.
+                checkpoint = torch.load(file, map_location="cpu", weights_only=True)
         except Exception as error:  # unpickling raises many kinds
             raise CheckpointError(f"must be a checkpoint of this example, got {str(path)!r}, which is none") from error
         if not isinstance(checkpoint, dict) or checkpoint.get("format") != FORMAT:

@@ -1,4 +1,4 @@
-"""The pictures for ``cifar10.py``: CIFAR-10 as torchvision reads it, a folder of pictures, or generated ones."""
+"""The images for ``cifar10.py``: CIFAR-10 as torchvision reads it, a folder of images, or generated ones."""
 
 from __future__ import annotations
 
@@ -8,24 +8,29 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from cifar10_distributed import Group
 from torch.utils.data import TensorDataset
 from torchvision.datasets import CIFAR10, ImageFolder, VisionDataset
+from torchvision.datasets.folder import is_image_file
 from torchvision.transforms import v2
 
 SIDE = 32  # pixels
 GENERATED_TRAIN = 5_000
 GENERATED_TEST = 1_000
 
-# On the host a picture stays uint8: a quarter of the bytes of float32 have to be batched, pinned and copied.
+# On the host an image stays uint8: a quarter of the bytes of float32 have to be batched, pinned and copied.
 ON_THE_HOST = v2.Compose([v2.PILToTensor(), v2.Resize((SIDE, SIDE), antialias=True)])
+
+
+TREE = "must hold images as train/<class>/* and test/<class>/*"
 
 
 class DataError(Exception):
     """What ``--data`` names cannot be used."""
 
 
-class Pictures(NamedTuple):
-    """Items of both sets are a uint8 picture (3, 32, 32) and the number of its class."""
+class Data(NamedTuple):
+    """Items of both sets are a uint8 image (3, 32, 32) and the number of its class."""
 
     train: TensorDataset | VisionDataset
     test: TensorDataset | VisionDataset
@@ -33,57 +38,63 @@ class Pictures(NamedTuple):
     description: str
 
 
-def load(folder: Path) -> Pictures:
-    """The pictures in a folder of the user's.
+def load(folder: Path, group: Group) -> Data:
+    """The images in a folder of the user's.
 
     Args:
-        folder: A root of ``torchvision.datasets.CIFAR10``, filled by a download where it is empty or missing, or a
-            tree ``train/<class>/*``, ``test/<class>/*``.
+        folder: A tree ``train/<class>/*``, ``test/<class>/*``, or a root of ``torchvision.datasets.CIFAR10``, into
+            which that is downloaded when it is not there.
+        group: The processes that do this together.
 
     Raises:
-        DataError: There are no such pictures, or some that cannot be used.
+        DataError: There are no such images, or some that cannot be used.
     """
     if folder.exists() and not folder.is_dir():
         raise DataError(f"must be a folder, got the file {str(folder)!r}")
     has_cifar = (folder / CIFAR10.base_folder).exists()
     if not has_cifar and any((folder / part).is_dir() for part in ("train", "test")):
-        return _load_tree(folder)
-    return _load_cifar(folder)
+        return _load_tree(folder, group)
+    found = (path for pattern in ("*", "*/*") for path in folder.glob(pattern) if is_image_file(path.name))
+    if not has_cifar and (image := next(found, None)) is not None:  # nothing to download into
+        raise DataError(f"{TREE}, got {str(folder)!r} with {image.relative_to(folder)}")
+    return _load_cifar(folder, group)
 
 
-def _load_tree(folder: Path) -> Pictures:
-    rule = "must hold pictures as train/<class>/* and test/<class>/*"
+def _load_tree(folder: Path, group: Group) -> Data:
     try:
         train, test = (ImageFolder(folder / part, transform=ON_THE_HOST) for part in ("train", "test"))
-    except OSError as error:  # a part is missing, a part without classes, a class without pictures
-        raise DataError(f"{rule}, got {str(folder)!r}: {error}") from error
+    except OSError as error:  # a part is missing, a part without classes, a class without images
+        raise DataError(f"{TREE}, got {str(folder)!r}: {error}") from error
     if train.classes != test.classes:
         odd = sorted(set(train.classes) ^ set(test.classes))
-        raise DataError(f"{rule} with the same classes in both, got {str(folder)!r}: only one of them has {odd}")
+        raise DataError(f"{TREE} with the same classes in both, got {str(folder)!r}: only one of them has {odd}")
     if len(train.classes) < 2:
-        raise DataError(f"{rule} of two or more classes, got {str(folder)!r} with {train.classes}")
-    # Once before training, so that a broken file does not end it after an hour.
-    for path, _ in train.samples + test.samples:
+        raise DataError(f"{TREE} of two or more classes, got {str(folder)!r} with {train.classes}")
+    # Once before training, so that a broken file does not end it after an hour; each process looks at its share.
+    for path, _ in (train.samples + test.samples)[group.rank :: group.size]:
         try:
             train.loader(path)
         except Exception as error:  # Pillow raises many kinds
-            raise DataError(f"must hold pictures that can be read, got {path!r}: {error}") from error
-    return Pictures(train, test, train.classes, f"{len(train):,} + {len(test):,} pictures of {folder}")
+            raise DataError(f"must hold images that can be read, got {path!r}: {error}") from error
+    return Data(train, test, train.classes, f"{len(train):,} + {len(test):,} images of {folder}")
 
 
-def _load_cifar(root: Path) -> Pictures:
+def _load_cifar(root: Path, group: Group) -> Data:
+    def parts() -> list[CIFAR10]:
+        return [CIFAR10(root, train=part, transform=ON_THE_HOST, download=True) for part in (True, False)]
+
     existed = root.exists()
     try:
-        train, test = (CIFAR10(root, train=part, transform=ON_THE_HOST, download=True) for part in (True, False))
+        train, test = group.in_turns(parts)
     except (OSError, RuntimeError) as error:
         if not existed and root.exists() and not any(root.iterdir()):
             root.rmdir()  # made for the download
         raise DataError(
-            "must be a folder with pictures as train/<class>/* and test/<class>/*, or a root of "
+            "must be a folder with images as train/<class>/* and test/<class>/*, or a root of "
             f"torchvision.datasets.CIFAR10, got {str(root)!r}, which is neither, and the download into it failed: "
             f"{error}"
         ) from error
-    return Pictures(train, test, train.classes, f"CIFAR-10 in {root}")
+    return Data(train, test, train.classes, f"CIFAR-10 in {root}")
 
 
 # Each class is a region of the plane. All are their own mirror images, so that a flip does not change the class.
@@ -101,17 +112,17 @@ SHAPES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 }
 
 
-def generate(seed: int, train: int = GENERATED_TRAIN, test: int = GENERATED_TEST) -> Pictures:
-    """Draw pictures of ten shapes: a network has to find the form, since place, size and colours say nothing.
+def generate(seed: int, train: int = GENERATED_TRAIN, test: int = GENERATED_TEST) -> Data:
+    """Draw images of ten shapes: a network has to find the form, since place, size and colours say nothing.
 
     Args:
-        seed: The same pictures for the same seed.
+        seed: The same images for the same seed.
         train: How many to learn from.
         test: How many to test with: others, drawn in the same way.
     """
     generator = torch.Generator().manual_seed(seed)
-    pictures, others = _draw(train, generator), _draw(test, generator)
-    return Pictures(pictures, others, tuple(SHAPES), f"{train:,} + {test:,} generated pictures")
+    images, others = _draw(train, generator), _draw(test, generator)
+    return Data(images, others, tuple(SHAPES), f"{train:,} + {test:,} generated images")
 
 
 def _draw(count: int, generator: torch.Generator) -> TensorDataset:
@@ -122,7 +133,7 @@ def _draw(count: int, generator: torch.Generator) -> TensorDataset:
     axis = torch.linspace(-1, 1, SIDE)
     down, right = torch.meshgrid(axis, axis, indexing="ij")
 
-    # The coordinates of every pixel in the frame of its picture's shape: moved, scaled, and tilted a little.
+    # The coordinates of every pixel in the frame of its image's shape: moved, scaled, and tilted a little.
     size, tilt = uniform(0.45, 0.7, 1, 1), uniform(-math.pi / 12, math.pi / 12, 1, 1)
     x, y = (right - uniform(-0.3, 0.3, 1, 1)) / size, (down - uniform(-0.3, 0.3, 1, 1)) / size
     x, y = x * tilt.cos() + y * tilt.sin(), y * tilt.cos() - x * tilt.sin()
@@ -134,6 +145,6 @@ def _draw(count: int, generator: torch.Generator) -> TensorDataset:
     ground = uniform(0, 1, 3, 1, 1)
     figure = (ground + uniform(0.25, 0.75, 3, 1, 1)) % 1
     light = 1 + right * uniform(-0.4, 0.4, 1, 1) + down * uniform(-0.4, 0.4, 1, 1)
-    pictures = torch.where(inside[:, None], figure, ground) * light[:, None]
-    pictures += 0.1 * torch.randn(pictures.shape, generator=generator)
-    return TensorDataset((pictures.clamp(0, 1) * 255).to(torch.uint8), labels)
+    images = torch.where(inside[:, None], figure, ground) * light[:, None]
+    images += 0.1 * torch.randn(images.shape, generator=generator)
+    return TensorDataset((images.clamp(0, 1) * 255).to(torch.uint8), labels)

@@ -150,7 +150,7 @@ class SharedBatchNorm(nn.BatchNorm2d):
     """What ``nn.SyncBatchNorm`` is, which knows accelerators only: for the CPU."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Pictures, channels second, as many in each process."""
+        """Images, channels second, as many in each process."""
         if not self.training:
             return super().forward(x)
         assert self.running_mean is not None

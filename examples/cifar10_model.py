@@ -25,7 +25,7 @@ class Block(nn.Module):
             self.short_cut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), batch_norm(outputs))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Pictures (or what the layers before made of them), channels second."""
+        """Images (or what the layers before made of them), channels second."""
         return torch.relu(self.body(x) + self.short_cut(x))
 
 
@@ -33,7 +33,7 @@ def small_resnet(classes: int, width: int = 24, batch_norm: Callable[[int], nn.M
     """Three stages of one block each, 0.2 million parameters at the default width: small enough for two CPU cores.
 
     Args:
-        classes: How many scores it gives for a picture.
+        classes: How many scores it gives for an image.
         width: Channels of the first stage; the others have two and four times as many.
         batch_norm: Makes each normalisation, given the number of channels.
     """

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,14 +30,14 @@ def integer(low: int, high: int | None = None) -> Callable[[str], int]:
 
 def parser() -> argparse.ArgumentParser:
     """The options."""
-    options = argparse.ArgumentParser(description="Train a small ResNet on pictures that a CUDAPrefetcher brings in.")
+    options = argparse.ArgumentParser(description="Train a small ResNet on images that a CUDAPrefetcher brings in.")
     add = options.add_argument
     add(
         "--data",
         type=Path,
         metavar="DIR",
-        help="root of torchvision.datasets.CIFAR10 (downloaded into it when it is not there), or a folder of pictures "
-        "as train/<class>/* and test/<class>/*; without it pictures are generated",
+        help="root of torchvision.datasets.CIFAR10 (downloaded into it when it is not there), or a folder of images "
+        "as train/<class>/* and test/<class>/*; without it images are generated",
     )
     add(
         "--device",
@@ -84,6 +86,15 @@ def parser() -> argparse.ArgumentParser:
     return options
 
 
+def can_write(path: Path) -> bool:
+    """Whether there can be such a file; one that is there is replaced."""
+    try:
+        tempfile.TemporaryFile(dir=path.parent).close()  # the super-user is told that every folder can be written to
+    except OSError:
+        return False
+    return not path.is_dir() and (not path.exists() or os.access(path, os.W_OK))
+
+
 def check(options: argparse.ArgumentParser, args: argparse.Namespace, device: torch.device, processes: int) -> None:
     """Fill in the defaults that depend on others, and look for what argparse does not see.
 
@@ -101,12 +112,14 @@ def check(options: argparse.ArgumentParser, args: argparse.Namespace, device: to
         )
     if args.workers is None:
         args.workers = 0 if device.type == "cpu" else 2
+    saving = "--checkpoint"
     if args.checkpoint is None:
-        args.checkpoint = args.resume
-    for name, path in (("--plot", args.plot), ("--checkpoint", args.checkpoint)):
-        if path is not None and (path.is_dir() or not path.parent.is_dir()):
-            options.error(f"argument {name}: must be a file in a folder that exists, got {str(path)!r}")
+        args.checkpoint, saving = args.resume, "--resume"
+    for name, path in (("--plot", args.plot), (saving, args.checkpoint)):
+        if path is not None and not can_write(path):
+            options.error(f"argument {name}: must be a file that can be written, got {str(path)!r}")
+    if args.checkpoint is not None and args.checkpoint.resolve() == args.plot.resolve():
+        options.error(f"argument --plot: must be another file than that of {saving}, got {str(args.plot)!r}")
     if args.checkpoint is not None and importlib.util.find_spec("torchdata") is None:
         # Its loader knows where it is in an epoch; PyTorch's does not.
-        name = "--checkpoint" if args.resume is None else "--resume"
-        options.error(f"argument {name}: must be left out where torchdata is not installed (pip install torchdata)")
+        options.error(f"argument {saving}: must be left out where torchdata is not installed (pip install torchdata)")

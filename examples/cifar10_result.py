@@ -1,4 +1,4 @@
-"""What a run of ``cifar10.py`` measures, and the picture of it."""
+"""What a run of ``cifar10.py`` measures, and the plot of it."""
 
 from __future__ import annotations
 

@@ -18,13 +18,14 @@ class Options(NamedTuple):
     steps: int
 
 
-def parse(argv: Sequence[str] | None, description: str, *, steps: int) -> Options:
+def parse(argv: Sequence[str] | None, description: str, *, steps: int, has_index: bool = True) -> Options:
     """The options of a command line, or those of this program's own.
 
     Args:
         argv: The words after the program's name; ``None``: those with which it was started.
         description: What the example does, for ``--help``.
         steps: How many training steps there are by default.
+        has_index: Whether the device may be one of several; some frameworks choose that themselves.
 
     Raises:
         SystemExit: An option's value cannot be used (status 2).
@@ -39,4 +40,6 @@ def parse(argv: Sequence[str] | None, description: str, *, steps: int) -> Option
         device = CUDAPrefetcher((), args.device).device
     except (ValueError, RuntimeError) as error:
         parser.error(f"argument --device: {error}")
+    if not has_index and args.device is not None and (":" in args.device or args.device.isdecimal()):
+        parser.error(f"argument --device: must be without a number, which the framework chooses, got {args.device!r}")
     return Options(device, args.steps)

@@ -1,11 +1,11 @@
 """Evaluate a small ResNet and bring predictions and gradients to the host with ``to_host``, beside ``.cpu()``.
 
     pip install -e ".[examples]"                    # once, in a clone of the project
-    python examples/to_host.py                      # generated pictures: nothing to download
+    python examples/to_host.py                      # generated images: nothing to download
     python examples/to_host.py --data data          # CIFAR-10, downloaded when it is not there
 
-For each test picture: what the network answers, and how its loss depends on each pixel. Both loops bring the same to
-the host; only the one with ``.cpu()`` waits for each copy. The histogram shows which pictures a small change
+For each test image: what the network answers, and how its loss depends on each pixel. Both loops bring the same to
+the host; only the one with ``.cpu()`` waits for each copy. The histogram shows which images a small change
 would matter for.
 """
 
@@ -23,8 +23,9 @@ from typing import TypeAlias
 import numpy as np
 import torch
 from cifar10_data import DataError, generate, load
+from cifar10_distributed import Group
 from cifar10_model import small_resnet
-from cifar10_options import integer
+from cifar10_options import can_write, integer
 from matplotlib.figure import Figure
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -63,7 +64,7 @@ def check(model: nn.Module, batches: Iterable[Batch]) -> int:
     """Bring the same values to the host in both ways.
 
     Returns:
-        How many pictures there were.
+        How many images there were.
 
     Raises:
         AssertionError: One bit differs.
@@ -100,7 +101,7 @@ def train(model: nn.Module, batches: Iterable[Batch], steps: int) -> None:
 
 
 def plot(results: list[Arrays], title: str, path: Path) -> None:
-    """Draw how much the loss depends on the pixels, for pictures with right and with wrong answers."""
+    """Draw how much the loss depends on the pixels, for images with right and with wrong answers."""
     labels, answers, gradients = (
         np.concatenate([result[name] for result in results]) for name in ("label", "answer", "gradient")
     )
@@ -123,9 +124,9 @@ def plot(results: list[Arrays], title: str, path: Path) -> None:
         xscale="log",
         xlabel="norm of the loss's gradient with respect to the pixels, which are from 0 to 1 (nats)\n"
         "the lowest bar counts all that is below it too",
-        ylabel="pictures",
+        ylabel="images",
     )
-    axes.set_title(f"How much the loss of a picture depends on its pixels\n({title})", fontsize="medium")
+    axes.set_title(f"How much the loss of an image depends on its pixels\n({title})", fontsize="medium")
     axes.legend(frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, format="png", dpi=150)
@@ -135,7 +136,7 @@ def parser() -> argparse.ArgumentParser:
     """The options."""
     options = argparse.ArgumentParser(description="Bring predictions and gradients to the host as the device goes on.")
     add = options.add_argument
-    add("--data", type=Path, metavar="DIR", help="as for cifar10.py; without it pictures are generated")
+    add("--data", type=Path, metavar="DIR", help="as for cifar10.py; without it images are generated")
     add("--device", help="default: the current accelerator, or the CPU where there is none")
     add("--steps", type=integer(0), default=60, metavar="N", help="of training before; default: %(default)s")
     add("--batch-size", type=integer(1), default=128, metavar="N", help="default: %(default)s")
@@ -163,13 +164,13 @@ def main(argv: Sequence[str] | None = None) -> dict[str, list[float]]:
         device = CUDAPrefetcher((), args.device).device
     except (ValueError, RuntimeError) as error:
         options.error(f"argument --device: {error}")
-    if args.plot.is_dir() or not args.plot.parent.is_dir():
-        options.error(f"argument --plot: must be a file in a folder that exists, got {str(args.plot)!r}")
+    if not can_write(args.plot):
+        options.error(f"argument --plot: must be a file that can be written, got {str(args.plot)!r}")
     try:
-        pictures = generate(args.seed) if args.data is None else load(args.data)
+        data = generate(args.seed) if args.data is None else load(args.data, Group(0, 1, 0))
     except DataError as error:
         options.error(f"argument --data: {error}")
-    print(f"data: {pictures.description}{', since no --data was given' if args.data is None else ''}")
+    print(f"data: {data.description}{', since no --data was given' if args.data is None else ''}")
     print(f"device: {device}")
     if device.type == "cpu":  # one core is left to whatever else runs, or every operation waits for it
         torch.set_num_threads(min(torch.get_num_threads(), max(1, (os.cpu_count() or 1) - 1)))
@@ -181,14 +182,14 @@ def main(argv: Sequence[str] | None = None) -> dict[str, list[float]]:
             device,
             transform=lambda batch: (batch[0] / 255, batch[1]),
         )
-        for part, shuffle in ((pictures.train, True), (pictures.test, False))
+        for part, shuffle in ((data.train, True), (data.test, False))
     )
-    model = small_resnet(len(pictures.classes)).to(device)
+    model = small_resnet(len(data.classes)).to(device)
     train(model, train_batches, args.steps)
     model.eval()
 
     count = check(model, test_batches)  # the warm-up as well
-    print(f"values of {count:,} pictures: the same with to_host() and with .cpu(), bit for bit")
+    print(f"values of {count:,} images: the same with to_host() and with .cpu(), bit for bit")
     loops = {"to_host()": evaluate, ".cpu()": evaluate_with_cpu}
     times: dict[str, list[float]] = {name: [] for name in loops}
     for _ in range(args.repetitions):
@@ -202,7 +203,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, list[float]]:
     if device.type == "cpu":
         print("On the CPU nothing is copied, and there is nothing to overlap: the two times differ by chance.")
 
-    plot(evaluate(model, test_batches), f"{pictures.description}, after {args.steps} steps of training", args.plot)
+    plot(evaluate(model, test_batches), f"{data.description}, after {args.steps} steps of training", args.plot)
     print(f"histogram: {args.plot}")
     return times
 

@@ -27,7 +27,7 @@ COUNT = 12 * BATCH_SIZE - 5  # the last batch is shorter
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Train with two batches for each update, and count the right answers."""
-    device, steps = parse(argv, "Train with Accelerate.", steps=24)
+    device, steps = parse(argv, "Train with Accelerate.", steps=24, has_index=False)
     torch.manual_seed(0)
     features = torch.randn(COUNT, FEATURES)
     data = TensorDataset(features, (features.sum(dim=1) > 0).long())

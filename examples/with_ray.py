@@ -59,7 +59,7 @@ def train(config: dict[str, Any]) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Train with one worker."""
-    device, steps = parse(argv, "Train with Ray Train, in a cluster on this machine.", steps=24)
+    device, steps = parse(argv, "Train with Ray Train, in a cluster on this machine.", steps=24, has_index=False)
     # The workers are other processes, which import this file's modules from its folder.
     path = os.pathsep.join(filter(None, [str(Path(__file__).resolve().parent), os.environ.get("PYTHONPATH")]))
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": {"PYTHONPATH": path}})

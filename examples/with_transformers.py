@@ -70,7 +70,7 @@ def make_samples(tokenizer: PreTrainedTokenizerFast, count: int) -> list[dict[st
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Train, then evaluate."""
-    device, steps = parse(argv, "Train a tiny BERT with Trainer.", steps=40)
+    device, steps = parse(argv, "Train a tiny BERT with Trainer.", steps=40, has_index=False)
     torch.manual_seed(0)
     tokenizer = make_tokenizer()
     config = BertConfig(
@@ -103,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         trainer.train()
         print(f"loss of the evaluation: {trainer.evaluate()['eval_loss']:.3f}")
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    print(f"{len(losses)} steps on {device}: the loss went from {losses[0]:.3f} to {losses[-1]:.3f}")
+    print(f"{len(losses)} steps on {trainer.args.device}: the loss went from {losses[0]:.3f} to {losses[-1]:.3f}")
 
 
 if __name__ == "__main__":

@@ -251,11 +251,12 @@ class Meter:
         marked.resolve(waits=marked.profile)
         with marked.lock:
             counts = functools.reduce(_Counts.plus, map(_counts, self._passes), self._past)
+            load = _mean(counts.later_load, counts.later_loads, counts.load, counts.loads)
             if marked.has_streams:
                 issue, copy, exposed = marked.issue.total, marked.copy.total, marked.exposed.total
                 timed, steps, compute = marked.copy.count, marked.step.count, marked.step.total
                 copied = marked.bytes
-                means = Means(0.0, marked.issue.mean(), marked.copy.mean(), marked.step.mean() if steps else None)
+                means = Means(load, marked.issue.mean(), marked.copy.mean(), marked.step.mean() if steps else None)
                 exposed_mean = marked.exposed.mean()
             else:  # the host's time is the device's
                 issue = copy = counts.issue * _S_PER_NS
@@ -264,11 +265,13 @@ class Meter:
                 copied = counts.bytes
                 a_copy = copy / max(1, timed)
                 step = _mean(counts.warm_step, counts.warm_steps, counts.step, steps) if steps else None
-                means = Means(0.0, a_copy, a_copy, step)
+                means = Means(load, a_copy, a_copy, step)
                 exposed_mean = exposed / max(1, timed)
-        elapsed = marked.elapsed_s if marked.profile and marked.has_streams else counts.elapsed * _S_PER_NS
-        step_s = elapsed / counts.intervals if counts.intervals else 0.0
-        load = _mean(counts.later_load, counts.later_loads, counts.load, counts.loads)
+            if marked.profile and marked.has_streams:
+                elapsed, intervals = marked.elapsed_s, marked.intervals
+            else:
+                elapsed, intervals = counts.elapsed * _S_PER_NS, counts.intervals
+        step_s = elapsed / max(1, intervals)
         waited_share = counts.loader_wait / counts.load if counts.load else 0.0
         return Stats(
             batches=counts.deliveries,
@@ -287,7 +290,7 @@ class Meter:
             copy_gb_per_s=copied / copy / 1e9 if copy > 0 else 0.0,
             timed_steps=steps,
             compute_s=compute,
-            bottleneck=bottleneck(means._replace(load=load), step_s, load * waited_share, exposed_mean),
+            bottleneck=bottleneck(means, step_s, load * waited_share, exposed_mean),
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
     if not is_gpu_run(config):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    if (
+        signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    ):  # a job in the background; programs under test would inherit it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -77,8 +77,12 @@ def test_help_gives_each_default(command: str, capsys: pytest.CaptureFixture[str
             "cuda-prefetcher bench: error: argument --prefetch-batches: must be an integer from 0 upwards, got '-1'",
         ),
         (
-            "bench --png nowhere/x.png",
-            "cuda-prefetcher bench: error: argument --png: must be a file in a folder that exists, got 'nowhere/x.png'",
+            "bench --plot nowhere/x.png",
+            "cuda-prefetcher bench: error: argument --plot: must be a file that can be written, got 'nowhere/x.png'",
+        ),
+        (
+            "doctor --plot /proc/x.png",  # where no file can be made, by the super-user either
+            "cuda-prefetcher doctor: error: argument --plot: must be a file that can be written, got '/proc/x.png'",
         ),
         (
             "doctor --device toaster",
@@ -123,7 +127,7 @@ def test_memory_policies_are_those_of_the_class(capsys: pytest.CaptureFixture[st
     ]
 
 
-@pytest.mark.parametrize("option", ["bench --png", "doctor --plot"])
+@pytest.mark.parametrize("option", ["bench --plot", "doctor --plot"])
 def test_without_matplotlib(
     option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

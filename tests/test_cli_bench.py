@@ -47,7 +47,7 @@ def test_on_an_accelerator(tmp_path: Path) -> None:
     """The result is labelled as simulated, copies last as configured, and the picture has both timelines."""
     image = pytest.importorskip("PIL.Image")
     settings = ("--h2d-mb-s", 20, "--latency-us", 20, "--kernel-us", 1000)  # 98 kB in 4.9 ms
-    command = ("prefetch", "bench", "--shape", "8,3,64,64", "--steps", 20, "--png", "both.png")
+    command = ("prefetch", "bench", "--shape", "8,3,64,64", "--steps", 20, "--plot", "both.png")
     ended = run(tmp_path, "tests.simulator", *settings, *command)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout.startswith(
@@ -61,7 +61,7 @@ def test_on_an_accelerator(tmp_path: Path) -> None:
     assert 5 < compute < 100
     assert "ms reached by timing events: " in ended.stdout
     assert re.search(r"^Bottleneck: (loader|copy|compute): ", ended.stdout, re.MULTILINE)
-    assert "Picture of both timelines: both.png" in ended.stdout
+    assert "Plot of both timelines: both.png" in ended.stdout
     with image.open(tmp_path / "both.png") as picture:
         picture.load()
         assert picture.format == "PNG"
@@ -103,6 +103,20 @@ def test_json(sim: Any, options: list[str], capsys: pytest.CaptureFixture[str]) 
         assert result["load_s"] >= 1 * MS
     assert result["bottleneck"].split(":")[0] in ("loader", "copy", "compute")
     assert result["conclusion"].startswith("Prefetching ")
+
+
+def test_out_of_device_memory(sim: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The line names the option that asks for less."""
+
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("sim: out of memory")
+
+    monkeypatch.setattr(torch.Tensor, "record_stream", full)  # part of each batch in the prefetched loop only
+    assert main(["bench", "--device", "sim", *SMALL]) == 2
+    assert capsys.readouterr().err == (
+        "cuda-prefetcher bench: error: argument --shape: the batches of a loop must fit into the memory of sim:0, "
+        "got '8,3,8,8' of torch.uint8: sim: out of memory\n"
+    )
 
 
 def test_no_computation(sim: Any, capsys: pytest.CaptureFixture[str]) -> None:

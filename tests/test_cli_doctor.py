@@ -286,6 +286,24 @@ def test_background(sim: Any, workers: int, expected: bool) -> None:
     assert _loops._background(loader, torch.device("cpu")) is False
 
 
+def test_states_are_part_of_the_loop(sim: Any) -> None:
+    """A loader with a state is asked for it after each batch, as in the user's loop."""
+
+    class Stateful(list[torch.Tensor]):
+        asked = 0
+
+        def state_dict(self) -> dict[str, int]:
+            self.asked += 1
+            return {}
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            """Not asked for here."""
+
+    loader = Stateful([torch.ones(4).pin_memory()] * 3)
+    stats = prefetched(Program("test", loader, None), torch.device("sim", 0), 0.02)[1]
+    assert loader.asked > stats.batches
+
+
 # ---------------------------------------------------------------- what to change, from numbers
 
 # Everything is fine: the step is the limit, and the rest is hidden.

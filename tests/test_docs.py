@@ -28,6 +28,7 @@ NEEDS = {
         "tensordict",
         "tokenizers",
         "torch_geometric",
+        "torchdata",
         "transformers",
         "webdataset",
     ],

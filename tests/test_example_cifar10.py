@@ -65,7 +65,7 @@ def _run(example: ModuleType, tmp_path: Path) -> Run:
 
 
 def make_tree(root: Path, train: int = 24, test: int = 4) -> Path:
-    """Two classes of pictures, not all 32 pixels wide, and a file that is none."""
+    """Two classes of images, not all 32 pixels wide, and a file that is none."""
     for part, count in (("train", train), ("test", test)):
         for label, name in enumerate(("dark", "light")):
             folder = root / part / name
@@ -76,14 +76,14 @@ def make_tree(root: Path, train: int = 24, test: int = 4) -> Path:
                     120 * label, 120 * label + 120, (side, 32, 3), dtype=np.uint8
                 )
                 Image.fromarray(pixels).save(folder / f"{i}.{'jpg' if i % 2 else 'png'}")
-    (root / "train" / "dark" / "README.txt").write_text("not a picture")
+    (root / "train" / "dark" / "README.txt").write_text("not an image")
     return root
 
 
 @pytest.fixture(name="tree", scope="module")
 def _tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of pictures that no test changes."""
-    return make_tree(tmp_path_factory.mktemp("pictures"))
+    """A folder of images that no test changes."""
+    return make_tree(tmp_path_factory.mktemp("images"))
 
 
 @pytest.fixture(name="no_network")
@@ -128,7 +128,7 @@ class TestCommandLine:
         assert (ended.returncode, ended.stderr) == (0, "")
         lines = ended.stdout.splitlines()
         assert re.fullmatch(r"test accuracy \d{2,3}\.\d\d %", lines[-1])
-        assert f"data: 48 + 8 pictures of {tree}" == lines[0]
+        assert f"data: 48 + 8 images of {tree}" == lines[0]
         assert "curves: cifar10.png" in lines
         assert (tmp_path / "cifar10.png").read_bytes().startswith(PNG_SIGNATURE)
 
@@ -175,11 +175,11 @@ class TestOptions:
     """What the options do."""
 
     def test_generated_pictures_can_be_learned(self, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-        """Without --data pictures are generated, the output says so, and guessing (10 %) is left far behind."""
+        """Without --data images are generated, the output says so, and guessing (10 %) is left far behind."""
         result = run("--device", "cpu", "--steps", 100, "--batch-size", 64)
         assert result.accuracies[-1] > 0.3
         output = capsys.readouterr().out
-        assert "data: 5,000 + 1,000 generated pictures, since no --data was given" in output
+        assert "data: 5,000 + 1,000 generated images, since no --data was given" in output
         assert f"test accuracy {100 * result.accuracies[-1]:.2f} %" == output.splitlines()[-1]
 
     @pytest.mark.parametrize(("steps", "epochs"), [(1, 1), (3, 1), (5, 2)])
@@ -243,7 +243,7 @@ class TestCheckpoint:
         step: int,
         options: tuple[object, ...],
     ) -> None:
-        """Interrupted after any of its 2 epochs' 8 steps: the same losses, accuracies and throughputs of all epochs."""
+        """Interrupted after any of its 2 epochs' 8 steps: the same losses and accuracies, and a throughput for both."""
         words = (*OPTIONS, "--data", tree, *options, "--checkpoint-every", 1)
         interrupt(step)
         with pytest.raises(InterruptedRunError):
@@ -333,8 +333,10 @@ class TestErrors:
             ("--batch-size", "1.5", "must be an integer from 1 upwards"),
             ("--workers", "-1", "must be an integer from 0 upwards"),
             ("--seed", str(2**63), f"must be an integer from 0 to {2**63 - 1}"),
-            ("--plot", "nowhere/plot.png", "must be a file in a folder that exists"),
-            ("--checkpoint", "nowhere/run", "must be a file in a folder that exists"),
+            ("--plot", "nowhere/plot.png", "must be a file that can be written"),
+            ("--plot", "/proc/plot.png", "must be a file that can be written"),
+            ("--checkpoint", "nowhere/run", "must be a file that can be written"),
+            ("--resume", "nowhere/run", "must be a file that can be written"),
             ("--checkpoint-every", "0", "must be an integer from 1 upwards"),
         ],
     )
@@ -379,10 +381,18 @@ class TestErrors:
         rule = "must have one device for each process of this machine, got 2 for LOCAL_RANK 2"
         assert line.endswith(f"error: argument --device: {rule}")
 
+    @pytest.mark.parametrize("option", ["--checkpoint", "--resume"])
+    def test_one_file_for_two(self, message: Callable[..., str], tmp_path: Path, option: str) -> None:
+        """The plot would replace the checkpoint."""
+        pytest.importorskip("torchdata")
+        path = str(tmp_path / "plot.png")
+        rule = f"argument --plot: must be another file than that of {option}, got {path!r}"
+        assert message(option, path).endswith(f"error: {rule}")
+
     def test_batch_without_enough_pictures(self, message: Callable[..., str], tree: Path) -> None:
         """Batches are full ones."""
         line = message("--device", "cpu", "--data", tree, "--batch-size", 49)
-        assert line.endswith("argument --batch-size: must be at most 48, the number of pictures to learn from, got 49")
+        assert line.endswith("argument --batch-size: must be at most 48, the number of images to learn from, got 49")
 
     @pytest.mark.parametrize("option", ["--checkpoint", "--resume"])
     def test_checkpoint_without_torchdata(
@@ -402,11 +412,19 @@ class TestErrors:
             ("text", "must be a checkpoint of this example, got {path!r}, which is none"),
             ("empty", "must be a checkpoint of this example, got {path!r}, which is none"),
             ("cut", "must be a checkpoint of this example, got {path!r}, which is none"),
+            ("cut short", "must be a checkpoint of this example, got {path!r}, which is none"),
             ("foreign", "must be a checkpoint of this example, got {path!r}, which is none"),
             ("list", "must be a checkpoint of this example, got {path!r}, which is none"),
             (
                 "other seed",
                 "must be a checkpoint of a run like this one, with --seed 0, got {path!r} of one with --seed 1",
+            ),
+            (
+                "other classes",
+                (
+                    "must be a checkpoint of a run like this one, with classes ['dark', 'light'], "
+                    "got {path!r} of one with classes ['black', 'light']"
+                ),
             ),
         ],
     )
@@ -424,12 +442,17 @@ class TestErrors:
         pytest.importorskip("torchdata")
         path = tmp_path / "run"
         words = ("--device", "cpu", "--data", tree, "--batch-size", 16, "--steps", 1)
-        if kind in ("cut", "other seed"):
-            run(*words, "--seed", 1, "--checkpoint", path)
+        if kind in ("cut", "cut short", "other seed", "other classes"):
+            other = make_tree(tmp_path / "other")
+            if kind == "other classes":
+                for part in ("train", "test"):
+                    (other / part / "dark").rename(other / part / "black")
+            seed = int(kind == "other seed")
+            run(*words, "--data", other, "--seed", seed, "--checkpoint", path)
             (tmp_path / "plot.png").unlink()
             capsys.readouterr()
-        if kind == "cut":
-            path.write_bytes(path.read_bytes()[:-100])
+        if kind.startswith("cut"):
+            path.write_bytes(path.read_bytes()[: -100 if kind == "cut" else 20_000])
         if kind in ("text", "empty"):
             path.write_text("weights" * (kind == "text"))
         if kind in ("foreign", "list"):
@@ -440,18 +463,25 @@ class TestErrors:
     @pytest.mark.parametrize("exists", [True, False], ids=["empty", "missing"])
     def test_no_pictures_and_no_network(self, message: Callable[..., str], tmp_path: Path, exists: bool) -> None:
         """A failed download is the reason given; no folder is left behind, and none is taken away."""
-        folder = tmp_path / "pictures"
+        folder = tmp_path / "images"
         if exists:
             folder.mkdir()
         line = message("--data", folder)
-        assert "argument --data: must be a folder with pictures as train/<class>/*" in line
+        assert "argument --data: must be a folder with images as train/<class>/*" in line
         assert f"got {str(folder)!r}" in line
         assert "no network" in line
         assert exists == folder.exists()
 
+    @pytest.mark.usefixtures("no_network")
+    def test_images_elsewhere(self, message: Callable[..., str], tree: Path) -> None:
+        """A folder with images in another arrangement is not one to download into."""
+        line = message("--data", tree / "train")
+        assert "argument --data: must hold images as train/<class>/* and test/<class>/*, got " in line
+        assert re.search(r" with (dark|light)/\S+$", line)
+
     def test_file(self, message: Callable[..., str], tmp_path: Path) -> None:
         """A file is no folder."""
-        file = tmp_path / "pictures.zip"
+        file = tmp_path / "images.zip"
         file.touch()
         assert message("--data", file).endswith(f"argument --data: must be a folder, got the file {str(file)!r}")
 
@@ -466,29 +496,29 @@ class TestErrors:
         ],
     )
     def test_incomplete_tree(self, message: Callable[..., str], tmp_path: Path, remove: str, reason: str) -> None:
-        """A part, its classes or a class's pictures are missing."""
-        tree = make_tree(tmp_path / "pictures", train=2, test=2)
+        """A part, its classes or a class's images are missing."""
+        tree = make_tree(tmp_path / "images", train=2, test=2)
         for path in tree.glob(remove):
             path.rename(tmp_path / "-".join(path.relative_to(tree).parts))
         line = message("--data", tree)
-        assert "argument --data: must hold pictures as train/<class>/* and test/<class>/*" in line
+        assert "argument --data: must hold images as train/<class>/* and test/<class>/*" in line
         assert f"got {str(tree)!r}" in line
         assert reason in line
 
     @pytest.mark.parametrize("kept", [0, 100, 300], ids=["empty", "head", "cut"])
     def test_broken_picture(self, message: Callable[..., str], tmp_path: Path, kept: int) -> None:
-        """A picture that cannot be read is named, before training gets to it."""
-        tree = make_tree(tmp_path / "pictures", train=2, test=2)
+        """An image that cannot be read is named, before training gets to it."""
+        tree = make_tree(tmp_path / "images", train=2, test=2)
         broken = tree / "test" / "light" / "1.jpg"
         broken.write_bytes(broken.read_bytes()[:kept])
-        assert f"argument --data: must hold pictures that can be read, got {str(broken)!r}: " in message("--data", tree)
+        assert f"argument --data: must hold images that can be read, got {str(broken)!r}: " in message("--data", tree)
 
 
 class TestPictures:
     """What the sets hold."""
 
     def test_generated(self, example: ModuleType) -> None:
-        """CIFAR's shape and ten classes of one size; the seed rules all of it; no picture is in both sets."""
+        """CIFAR's shape and ten classes of one size; the seed rules all of it; no image is in both sets."""
         one, same, other = (example.generate(seed, train=100, test=50) for seed in (0, 0, 1))
         images, labels = one.train.tensors
         assert ((100, 3, 32, 32), torch.uint8) == (images.shape, images.dtype)
@@ -498,11 +528,11 @@ class TestPictures:
         assert not torch.equal(images[:50], one.test.tensors[0])
 
     def test_tree(self, example: ModuleType, tree: Path) -> None:
-        """Pictures of any size become uint8 of 32 by 32 pixels, numbered by class."""
-        pictures = example.load(tree)
-        assert pictures.classes == ["dark", "light"]
-        assert {((3, 32, 32), torch.uint8)} == {(tuple(image.shape), image.dtype) for image, _ in pictures.train}
-        assert [label for _, label in pictures.train] == [0] * 24 + [1] * 24
+        """Images of any size become uint8 of 32 by 32 pixels, numbered by class."""
+        data = example.load(tree, example.Group(0, 1, 0))
+        assert data.classes == ["dark", "light"]
+        assert {((3, 32, 32), torch.uint8)} == {(tuple(image.shape), image.dtype) for image, _ in data.train}
+        assert [label for _, label in data.train] == [0] * 24 + [1] * 24
 
     @pytest.mark.usefixtures("no_network")
     def test_cifar10(self, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -528,7 +558,7 @@ class TestPrepare:
     """What happens to a batch on the device."""
 
     def test_flips_picture_by_picture(self, example: ModuleType) -> None:
-        """Each picture is mirrored or not, as the table says, from the epoch's beginning on."""
+        """Each image is mirrored or not, as the table says, from the epoch's beginning on."""
         flips = torch.tensor([[False, True, True], [True, False, True]])
         images = torch.randint(256, (3, 3, 32, 32), dtype=torch.uint8)
         labels = torch.arange(3)

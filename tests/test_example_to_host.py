@@ -35,7 +35,7 @@ Run = Callable[..., dict[str, list[float]]]
 
 @pytest.fixture(name="example")
 def _example(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """The example as a module, with few pictures; its folder is no package, as a script's is not."""
+    """The example as a module, with few images; its folder is no package, as a script's is not."""
     # autograd counts the accelerators at a process's first backward pass: one that is loaded later cannot have any.
     with contextlib.suppress(simulator.SimulatorUnavailable):  # then the test that needs it is skipped
         simulator.load()
@@ -63,9 +63,9 @@ def test_on_the_cpu(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert {name: len(taken) for name, taken in times.items()} == {"to_host()": 2, ".cpu()": 2}
     lines = capsys.readouterr().out.splitlines()
     assert lines[:3] == [
-        "data: 32 + 40 generated pictures, since no --data was given",
+        "data: 32 + 40 generated images, since no --data was given",
         "device: cpu",
-        "values of 40 pictures: the same with to_host() and with .cpu(), bit for bit",
+        "values of 40 images: the same with to_host() and with .cpu(), bit for bit",
     ]
     assert [line.split()[0] for line in lines[3:5]] == ["to_host()", ".cpu()"]
     assert lines[5].startswith("On the CPU nothing is copied, and there is nothing to overlap")
@@ -81,7 +81,7 @@ def test_on_an_accelerator(sim: Any, run: Run, tmp_path: Path, capsys: pytest.Ca
     run(*OPTIONS)
     output = capsys.readouterr().out
     assert "device: sim:0" in output
-    assert "values of 40 pictures: the same" in output
+    assert "values of 40 images: the same" in output
     assert "On the CPU" not in output
     assert (tmp_path / "plot.png").exists()
 
@@ -119,7 +119,7 @@ def test_bad_options(tmp_path: Path) -> None:
     for option, value, rule in (
         ("--repetitions", "0", "must be an integer from 1 upwards"),
         ("--device", "toaster", "device must name a device such as 'cpu' or 'cuda:0'"),
-        ("--plot", "nowhere/plot.png", "must be a file in a folder that exists"),
+        ("--plot", "nowhere/plot.png", "must be a file that can be written"),
     ):
         ended = subprocess.run(
             [sys.executable, str(EXAMPLES / "to_host.py"), option, value],

@@ -94,6 +94,14 @@ class TestVerdict:
             r"^compute: .*; 3.79 ms of each step are spent waiting for the loader$", prefetcher.stats.bottleneck
         )
 
+    def test_asked_for_in_the_loop(self, clock: Any) -> None:
+        """While a step is under way, those before it count, and no more."""
+        clock.configure(latency_us=5000)
+        prefetcher = CUDAPrefetcher(batches(clock, 6), "sim", profile=True)
+        for position, _ in enumerate(prefetcher):
+            clock.busy(10_000)
+            assert prefetcher.stats.step_s == pytest.approx(0.01 if position > 1 else 0)
+
     def test_warm_up_does_not_count(self, clock: Any) -> None:
         """The first steps, which compile and tune, are in the sums, not in the verdict."""
         clock.configure(latency_us=5000)

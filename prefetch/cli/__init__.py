@@ -26,7 +26,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The arguments; by default those of the process.
 
     Returns:
-        The exit status: 0, 1 when the user's own code raised, 2 for what cannot be used, 130 after Ctrl-C.
+        The exit status: 0, 1 when the user's own code raised, 2 for what cannot be used, 130 after Ctrl-C,
+        141 when nobody reads the output any more.
 
     Raises:
         SystemExit: As argparse does: the arguments are wrong (status 2), or help was asked for (0).

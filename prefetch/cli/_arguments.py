@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -118,10 +120,19 @@ def reference(text: str) -> tuple[str, str]:
 def png_file(text: str) -> Path:
     """A file that can be written, and what it takes to draw it."""
     path = Path(text)
-    if path.is_dir() or not path.parent.is_dir():
-        raise Invalid(f"must be a file in a folder that exists, got {text!r}")
+    if path.is_dir() or not (os.access(path, os.W_OK) if path.exists() else _is_open(path.parent)):
+        raise Invalid(f"must be a file that can be written, got {text!r}")
     try:
         import matplotlib.figure  # noqa: F401 - now, rather than after minutes of measuring
     except ImportError as error:
         raise Invalid('needs matplotlib: pip install "cuda-prefetcher[plot]"') from error
     return path
+
+
+def _is_open(folder: Path) -> bool:
+    """Whether files can be made in it: the super-user is told so of all folders, of read-only ones too."""
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError:
+        return False
+    return True

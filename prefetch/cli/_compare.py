@@ -24,6 +24,11 @@ _WARM_UP_STEPS = 5
 _WORTH_IT = 1.03  # times as fast: less is lost among the differences between two runs
 
 
+def too_large(shape: tuple[int, ...], dtype: torch.dtype, rule: str, error: RuntimeError) -> CommandError:
+    """What is raised instead of an error of an allocator."""
+    return CommandError(f"argument --shape: {rule}, got {','.join(map(str, shape))!r} of {dtype}: {error}")
+
+
 class Ready:
     """Hands out batches that are there already, a few in turn.
 
@@ -42,10 +47,7 @@ class Ready:
             batches = [torch.ones(shape, dtype=dtype) for _ in range(_READY_BATCHES)]
             self._batches = [batch.pin_memory() for batch in batches] if has_streams(device) else batches
         except RuntimeError as error:
-            sizes = ",".join(map(str, shape))
-            raise CommandError(
-                f"argument --shape: {_READY_BATCHES} batches must fit into memory, got {sizes!r} of {dtype}: {error}"
-            ) from error
+            raise too_large(shape, dtype, f"{_READY_BATCHES} batches must fit into memory", error) from error
         self.nbytes = self._batches[0].nbytes
         self.load_s = load_s
         self.steps = 0

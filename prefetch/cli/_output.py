@@ -100,7 +100,8 @@ class Report:
     """Prints text as it comes, or at the end one JSON object and nothing else on stdout.
 
     Args:
-        as_json: Whether it is to be JSON. What else is printed meanwhile, by the user's code, then goes to stderr.
+        as_json: Whether it is to be JSON. What else Python code prints meanwhile, above all the user's,
+            then goes to stderr.
     """
 
     def __init__(self, *, as_json: bool) -> None:

@@ -103,6 +103,10 @@ class Endless:
     def __iter__(self) -> Passes:
         return Passes(self.loader)
 
+    def __getattr__(self, name: str) -> Any:
+        # Its state_dict above all: what a prefetcher asks of a loader that has one is part of what the loop takes.
+        return getattr(self.loader, name)
+
 
 class Passes(Iterator[Any]):
     """One pass after the other; knows how long they are and what starting them takes."""

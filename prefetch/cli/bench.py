@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+from collections.abc import Iterator
 from typing import Any, get_args
 
 import torch
@@ -13,7 +15,7 @@ from prefetch._prefetcher import CUDAPrefetcher
 from prefetch._stats import amount
 from prefetch._timeline import plot_together
 from prefetch.cli import _arguments as arguments
-from prefetch.cli._compare import ROUNDS, Ready, Result, compare, conclusion
+from prefetch.cli._compare import ROUNDS, Ready, Result, compare, conclusion, too_large
 from prefetch.cli._machine import environment
 from prefetch.cli._measure import Compute, calibrated, device_scope, spare_core
 from prefetch.cli._output import Report, progress, table, verdict, wrapped
@@ -78,7 +80,7 @@ def add_bench(commands: argparse._SubParsersAction[Any]) -> None:
         metavar="N",
         help=f"of each pass, of which there are {ROUNDS} for each loop; default: %(default)s",
     )
-    add("--png", type=arguments.png_file, metavar="FILE", help="a PNG of both timelines; default: none is drawn")
+    add("--plot", type=arguments.png_file, metavar="FILE", help="a PNG of both timelines; default: none is drawn")
     add("--json", action="store_true", help="print one JSON object instead of text; default: text")
     parser.set_defaults(run=run)
 
@@ -105,14 +107,24 @@ def run(args: argparse.Namespace) -> None:
             f"step      {args.compute_ms:g} ms asked for, {compute.seconds * 1e3:.3g} ms reached by {how}: "
             f"{compute.description}"
         )
-        batches = _prefetcher(args, ready)
-        with batches, progress(ROUNDS, "rounds") as advance:
-            result = compare(ready, compute, batches, args.steps, background=args.background, advance=advance)
-        report.text(*_paragraphs(result, args.steps))
-        if args.png is not None:
-            _draw(args, ready, compute, f"{facts['device_name']}, {device}")
-            report.text(f"\nPicture of both timelines: {args.png}")
-        report.json(_json(args, facts, ready, compute, result))
+        with _enough_memory(args):
+            batches = _prefetcher(args, ready)
+            with batches, progress(ROUNDS, "rounds") as advance:
+                result = compare(ready, compute, batches, args.steps, background=args.background, advance=advance)
+            report.text(*_paragraphs(result, args.steps))
+            report.json(_json(args, facts, ready, compute, result))
+            if args.plot is not None:
+                _draw(args, ready, compute, f"{facts['device_name']}, {device}")
+                report.text(f"\nPlot of both timelines: {args.plot}")
+
+
+@contextlib.contextmanager
+def _enough_memory(args: argparse.Namespace) -> Iterator[None]:
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        rule = f"the batches of a loop must fit into the memory of {args.device}"
+        raise too_large(args.shape, args.dtype, rule, error) from error
 
 
 def _prefetcher(args: argparse.Namespace, ready: Ready, **changes: Any) -> CUDAPrefetcher[torch.Tensor]:
@@ -200,4 +212,4 @@ def _draw(args: argparse.Namespace, ready: Ready, compute: Compute, title: str) 
             for _ in batches:
                 compute.run()
             timelines[label] = batches.timeline  # which waits until the device is done
-    plot_together(timelines, args.png, title=title, batches=_DRAWN_BATCHES)
+    plot_together(timelines, args.plot, title=title, batches=_DRAWN_BATCHES)

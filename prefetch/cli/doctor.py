@@ -128,7 +128,7 @@ def _transfers(device: torch.device, plot: Path | None, report: Report, facts: l
     facts.append(f"copies    latency {duration(latency)}; {_size(found[-1][0].nbytes)} in GB/s: {largest}")
     if plot is not None:
         draw(found, f"{environment(device)['device_name']}, {device}", plot)
-        report.text(f"\nPicture: {plot}")
+        report.text(f"\nPlot: {plot}")
     cells = [cell._asdict() for row in found for cell in row]
     return {"copy_latency_s": latency, "bandwidths": cells}
 

@@ -1,4 +1,4 @@
-"""``examples/cifar10.py`` as one process of several, on few pictures: it notes what it did, and may be told to fail.
+"""``examples/cifar10.py`` as one process of several, on few images: it notes what it did, and may be told to fail.
 
 ``python program.py FOLDER [OPTIONS]``: the options are those of the example, without ``--plot``. In the folder each
 process leaves ``<rank>.json``, and after its third step ``<rank>.pids``, its own process id and those of its loader's
@@ -31,17 +31,17 @@ RANK = int(os.environ.get("RANK", "0"))
 def main(folder: Path, *options: str) -> None:
     """Run it."""
     plots: list[str] = []
-    batches: list[list[int]] = []  # the numbers of the pictures
+    batches: list[list[int]] = []  # the numbers of the images
     tested: list[int] = []
     saves: list[Path] = []
     steps = itertools.count(1)
 
     def generate(seed: int) -> Any:
-        # Odd numbers: two processes cannot share them equally. A picture's first pixel is its number.
-        pictures = original["generate"](seed, train=111, test=21)
-        for part in (pictures.train, pictures.test):
+        # Odd numbers: two processes cannot share them equally. An image's first pixel is its number.
+        data = original["generate"](seed, train=111, test=21)
+        for part in (data.train, data.test):
             part.tensors[0][:, 0, 0, 0] = torch.arange(len(part))
-        return pictures
+        return data
 
     def prepare(self: Any, batch: Any) -> Any:
         numbers = batch[0][:, 0, 0, 0].tolist()

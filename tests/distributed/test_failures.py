@@ -50,7 +50,7 @@ def test_a_process_raises(tmp_path: Path) -> None:
 
 
 def test_a_bad_option(tmp_path: Path) -> None:
-    """An option that no process can use: the line that says so, no traceback, and nothing on the standard output."""
+    """An option that no process can use: the line that says so, and nothing on the standard output."""
     ended = run(tmp_path, 2, "--batch-size", 15)
     assert ended.returncode == 1
     assert ended.stdout == ""

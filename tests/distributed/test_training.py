@@ -17,7 +17,7 @@ pytest.importorskip("torchdata")
 
 from tests.distributed.launch import notes, run
 
-STEPS = 5  # of an epoch: 111 pictures in full batches of 20
+STEPS = 5  # of an epoch: 111 images in full batches of 20
 
 
 class Run(NamedTuple):
@@ -66,7 +66,7 @@ def test_batches_are_shared(runs: list[Run]) -> None:
 
 
 def test_the_test_set_is_shared(runs: list[Run]) -> None:
-    """Each of its 21 pictures is looked at once an epoch, by one of the processes."""
+    """Each of its 21 images is looked at once an epoch, by one of the processes."""
     tested = [notes(runs[1].folder, rank)["tested"] for rank in (0, 1)]
     assert sorted(tested[0] + tested[1]) == sorted([*range(21)] * 2)
     assert [len(of_rank) for of_rank in tested] == [2 * 11, 2 * 10]
@@ -82,7 +82,7 @@ def test_each_epoch_has_an_order_of_its_own(runs: list[Run]) -> None:
 
 
 def test_one_process_reports(runs: list[Run]) -> None:
-    """The lines are those of a single process, once, and so is the picture."""
+    """The lines are those of a single process, once, and so is the plot."""
     one, two = ([line.split(", accuracy")[0] for line in ended.stdout.splitlines()] for _, ended in runs)
     assert one[1] == "device: cpu, with CUDAPrefetcher"
     assert two[1] == "device: 2 of type cpu, with CUDAPrefetcher"

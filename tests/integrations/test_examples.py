@@ -62,12 +62,16 @@ def test_it_trains(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("option", "value", "rule"),
-    [("--steps", "0", "must be 1 or more, got 0"), ("--device", "nowhere", "'nowhere'")],
+    [
+        ("--steps", "0", "must be 1 or more, got 0"),
+        ("--device", "nowhere", "'nowhere'"),
+        ("--device", "cpu:0", "must be without a number, which the framework chooses, got 'cpu:0'"),
+    ],
 )
 def test_bad_option(option: str, value: str, rule: str, tmp_path: Path) -> None:
     """A value that cannot be used is named with its option, and the status is 2."""
-    pytest.importorskip("webdataset")  # all share the command line: one stands for them
-    result = run("with_webdataset", tmp_path, option, value)
+    pytest.importorskip("accelerate")  # all share the command line: one stands for them
+    result = run("with_accelerate", tmp_path, option, value)
     assert result.returncode == 2
     assert f"argument {option}: " in result.stderr
     assert rule in result.stderr
