@@ -21,7 +21,6 @@ from tests import simulator
 
 STEPS = 200
 SIZE = 1 << 19  # floats in a batch: 2 MiB, the simulated allocator's unit
-DEVICE = torch.device("sim", 0)
 
 LOOPS: dict[str, Callable[[Ready, torch.device], Any]] = {
     "batch.to(device)": partial(Plain, non_blocking=False),
@@ -49,7 +48,7 @@ class Measured(NamedTuple):
 def measure(loop: Callable[[Ready, torch.device], Any], copy_ms: int, compute_ms: int) -> Measured:
     """Two passes that never synchronise."""
     load_simulator(virtual=True)
-    batches = loop(Ready([(torch.ones(SIZE).pin_memory(),) for _ in range(8)], STEPS), DEVICE)
+    batches = loop(Ready([(torch.ones(SIZE).pin_memory(),) for _ in range(8)], STEPS), torch.device("sim", 0))
     simulator.configure(latency_us=copy_ms * 1000)
     torch.accelerator.empty_cache()
     took_ms, counted = 0.0, [0]
