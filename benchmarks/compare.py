@@ -56,9 +56,8 @@ def takes(peer: Peer, scenario: Scenario) -> bool:
     return not peer.images_only or scenario.batch is images
 
 
-def copies_s(loader: Iterable[Any], steps: int, device: Device) -> float:
+def copies_s(host: list[Any], steps: int, device: Device) -> float:
     """Seconds of so many copies, one after the other, of batches that are there."""
-    host = [batch for position, batch in enumerate(loader) if position < READY]  # to its end: workers would go on
     start = time.perf_counter()
     for batch in itertools.islice(itertools.cycle(host), steps):
         moved(batch, device.device, non_blocking=True)
@@ -83,6 +82,7 @@ def measure(scenario: Scenario, peers: list[Peer], device: Device) -> dict[str, 
     """The ratio of each loop, and what the parts take."""
     nbytes = device.batch_bytes(scenario.copy)
     loader = loader_of(scenario, nbytes)
+    host = [batch for position, batch in enumerate(loader) if position < READY]  # to its end: workers would go on
     step = device.compute(scenario.compute)
     loops = {peer.name: peer.make(loader, device.device) for peer in peers if takes(peer, scenario)}
     alone: dict[str, list[float]] = {"load": [], "copy": [], "compute": []}
@@ -91,7 +91,7 @@ def measure(scenario: Scenario, peers: list[Peer], device: Device) -> dict[str, 
     for round_number in range(ROUNDS + 1):
         parts = {
             "load": pass_s(loader, nothing, synchronises=False),
-            "copy": copies_s(loader, scenario.steps, device),
+            "copy": copies_s(host, scenario.steps, device),
             "compute": pass_s(range(scenario.steps), step, synchronises=scenario.synchronises),
         }
         for name, batches in loops.items():

@@ -20,9 +20,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
     if not is_gpu_run(config):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    if (
-        signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-    ):  # a job in the background; programs under test would inherit it
+    # As a job in the background has it, and as the programs under test would inherit it.
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

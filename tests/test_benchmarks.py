@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 
-from tests.helpers import ROOT
+from tests.helpers import ROOT, run_python
 
 OVERLAP = """
 import json
@@ -24,9 +22,7 @@ def test_overlap() -> None:
     """Exact figures: each loop's ratio, and how often it asks for memory."""
     rows = json.loads((ROOT / "benchmarks" / "results" / "overlap.json").read_text())["rows"]
     expected = {row["loop"]: [row["copy 5 ms, compute 10 ms"], row["allocations, second pass"]] for row in rows}
-    ended = subprocess.run(
-        [sys.executable, "-c", OVERLAP], cwd=ROOT, capture_output=True, text=True, timeout=240, check=False
-    )
+    ended = run_python("-c", OVERLAP)
     assert ended.returncode == 0, ended.stderr
     assert json.loads(ended.stdout) == expected
 
@@ -49,8 +45,6 @@ print(sorted(column["ratios"]), sorted(compare.host_us(PEERS[:1], device)))
 @pytest.mark.usefixtures("sim")
 def test_compare_runs() -> None:
     """Its scenarios can be run; the figures are the machine's."""
-    ended = subprocess.run(
-        [sys.executable, "-c", PARTS], cwd=ROOT, capture_output=True, text=True, timeout=240, check=False
-    )
+    ended = run_python("-c", PARTS)
     assert ended.returncode == 0, ended.stderr
     assert "batch.to(device)" in ended.stdout

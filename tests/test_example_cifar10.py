@@ -174,7 +174,7 @@ class TestSameResults:
 class TestOptions:
     """What the options do."""
 
-    def test_generated_pictures_can_be_learned(self, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_generated_images_can_be_learned(self, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
         """Without --data images are generated, the output says so, and guessing (10 %) is left far behind."""
         result = run("--device", "cpu", "--steps", 100, "--batch-size", 64)
         assert result.accuracies[-1] > 0.3
@@ -389,7 +389,7 @@ class TestErrors:
         rule = f"argument --plot: must be another file than that of {option}, got {path!r}"
         assert message(option, path).endswith(f"error: {rule}")
 
-    def test_batch_without_enough_pictures(self, message: Callable[..., str], tree: Path) -> None:
+    def test_batch_without_enough_images(self, message: Callable[..., str], tree: Path) -> None:
         """Batches are full ones."""
         line = message("--device", "cpu", "--data", tree, "--batch-size", 49)
         assert line.endswith("argument --batch-size: must be at most 48, the number of images to learn from, got 49")
@@ -461,7 +461,7 @@ class TestErrors:
 
     @pytest.mark.usefixtures("no_network")
     @pytest.mark.parametrize("exists", [True, False], ids=["empty", "missing"])
-    def test_no_pictures_and_no_network(self, message: Callable[..., str], tmp_path: Path, exists: bool) -> None:
+    def test_no_images_and_no_network(self, message: Callable[..., str], tmp_path: Path, exists: bool) -> None:
         """A failed download is the reason given; no folder is left behind, and none is taken away."""
         folder = tmp_path / "images"
         if exists:
@@ -506,7 +506,7 @@ class TestErrors:
         assert reason in line
 
     @pytest.mark.parametrize("kept", [0, 100, 300], ids=["empty", "head", "cut"])
-    def test_broken_picture(self, message: Callable[..., str], tmp_path: Path, kept: int) -> None:
+    def test_broken_image(self, message: Callable[..., str], tmp_path: Path, kept: int) -> None:
         """An image that cannot be read is named, before training gets to it."""
         tree = make_tree(tmp_path / "images", train=2, test=2)
         broken = tree / "test" / "light" / "1.jpg"
@@ -514,7 +514,7 @@ class TestErrors:
         assert f"argument --data: must hold images that can be read, got {str(broken)!r}: " in message("--data", tree)
 
 
-class TestPictures:
+class TestImages:
     """What the sets hold."""
 
     def test_generated(self, example: ModuleType) -> None:
@@ -557,7 +557,7 @@ class TestPictures:
 class TestPrepare:
     """What happens to a batch on the device."""
 
-    def test_flips_picture_by_picture(self, example: ModuleType) -> None:
+    def test_flips_image_by_image(self, example: ModuleType) -> None:
         """Each image is mirrored or not, as the table says, from the epoch's beginning on."""
         flips = torch.tensor([[False, True, True], [True, False, True]])
         images = torch.randint(256, (3, 3, 32, 32), dtype=torch.uint8)
